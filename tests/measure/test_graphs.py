@@ -82,7 +82,6 @@ def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, 
         optimizer.zero_grad()
         (net if run is None else run)(make_input(step)).square().mean().backward()
         optimizer.step()
-        taps.settle()
         if taps.active:
             readings.append({reading.site: reading for reading in recorder.flush().values()})
     taps.detach()

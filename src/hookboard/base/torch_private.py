@@ -39,13 +39,18 @@ from torch.utils.hooks import RemovableHandle
 P = ParamSpec("P")
 T = TypeVar("T")
 
-backward_number: Callable[[], int] = torch._C._current_graph_task_id
-"""Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
-
 
 def in_backward() -> bool:
-    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing."""
-    return backward_number() != -1
+    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing.
+
+    It cannot be traced by torch.compile.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def at_end_of_backward(run: Callable[[], None]) -> None:
+    """Call a function when the backward pass that this thread runs has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(run)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it

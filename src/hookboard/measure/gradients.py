@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import backward_number, base_of, sequence_number_of, unseen, version_of
+from hookboard.base.torch_private import at_end_of_backward, base_of, sequence_number_of, unseen, version_of
 
 Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
@@ -20,6 +20,7 @@ UNSEEN = (
     "no gradient arrived, because the loss does not depend on the tensor, or because the tensor is a view that was "
     "modified in place"
 )
+LEAF = "the output is a parameter, or another leaf of the graph, which would keep the hook"
 UNREACHED = "the output does not depend on the input, or is computed in other threads"
 
 
@@ -129,7 +130,7 @@ def watch_inputs(
     observers: Mapping[str, Observer],
     switch: Switch,
     on_unclear: Explain = _say_nothing,
-) -> "tuple[list[PassedBack], list[RemovableHandle]]":
+) -> None:
     """Observe the gradients that one call of a module passes back to its inputs.
 
     A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
@@ -144,14 +145,8 @@ def watch_inputs(
         observers: path of the input to the observer of its gradient.
         switch: nothing is observed while it is off.
         on_unclear: is called with the cause if a gradient is not observed.
-
-    Returns:
-        The sums, of which the parts may arrive one by one, and the handles of hooks on outputs that are inputs. At the
-        end of the step the caller must `settle` the former and `remove` the latter.
     """
-    sums: list[PassedBack] = []
-    handles: list[RemovableHandle] = []
-    outputs = [tensor for tensor in outputs if tensor.requires_grad]
+    outputs = [tensor for tensor in outputs if tensor.requires_grad and not tensor.is_leaf]
     returned = {(edge.node, edge.output_nr): tensor for tensor in outputs for edge in [get_gradient_edge(tensor)]}
     crossings = _crossings(outputs, {each.edge.node for each in edges.values()}, since)
     views = [is_changed for tensor in outputs if (is_changed := changes_of(tensor)) is not None]
@@ -160,17 +155,15 @@ def watch_inputs(
         if is_changed is not None and is_changed():  # the module has worked in place on a view
             on_unclear(CHANGED)
         elif key in returned:  # the module returned its input: the gradient of the output is that of the input
-            handles.append(watch_output(returned[key], observers[path], switch, on_unclear))
+            watch_output(returned[key], observers[path], switch, on_unclear)
         elif key not in crossings:
             on_unclear(UNREACHED)
         else:
             if views:
                 on_unclear(UNSEEN)
-            passed = PassedBack(observers[path], len(crossings[key]), views, on_unclear)
+            passed = _PassedBack(observers[path], len(crossings[key]), views, on_unclear)
             for node, slot in crossings[key]:
                 node.register_hook(functools.partial(_pass_on, passed.add, slot, switch))
-            sums.append(passed)
-    return sums, handles
 
 
 @unseen
@@ -183,7 +176,7 @@ def _pass_on(
         add(grad)
 
 
-class PassedBack:
+class _PassedBack:
     """Sums the gradients on all edges to one input, and observes the sum when all have arrived.
 
     Args:
@@ -197,23 +190,22 @@ class PassedBack:
         self, observe: Observer, edges: int, views: Collection[Callable[[], bool]], on_unclear: Explain
     ) -> None:
         self._observe, self._edges, self._views, self._on_unclear = observe, edges, views, on_unclear
-        self._backward, self._arrived = -1, 0
+        self._arrived = 0
         self._total: Tensor | None = None
 
     def add(self, grad: Tensor) -> None:
         """Add the gradient of one edge; observe the sum if it is the last one."""
-        if backward_number() != self._backward:
-            self.settle()  # gradients of an earlier backward pass are not part of this one
-            self._backward = backward_number()
+        if self._arrived == 0 and self._edges > 1:  # the loss may not depend on the other edges
+            at_end_of_backward(self._show)
         self._total = grad.detach() if self._total is None else self._total + grad.detach()
         self._arrived += 1
         if self._arrived == self._edges:
-            self.settle()
+            self._show()
 
-    def settle(self) -> None:
-        """Observe the sum of what has arrived, if anything has: the loss does not depend on the other edges."""
+    @unseen
+    def _show(self) -> None:
         total, self._total, self._arrived = self._total, None, 0
-        if total is None:
+        if total is None:  # all has arrived before
             return
         if any(is_changed() for is_changed in self._views):
             self._on_unclear(CHANGED)

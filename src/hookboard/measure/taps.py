@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import (
@@ -20,9 +19,9 @@ from hookboard.base.torch_private import (
     unseen,
 )
 from hookboard.measure.gradients import (
+    LEAF,
     Edges,
     Observer,
-    PassedBack,
     Switch,
     edges_of,
     watch_inputs,
@@ -69,6 +68,8 @@ class Taps:
         self.open_site, self.each_call = open_site, each_call
         self.roles = tuple(roles)
         self.switch = Switch()
+        self.running = threading.local()
+        """For each thread, the calls that have not returned, by the name of the module."""
         self._names = tuple(modules)
         self._modules = {name: each for name, each in modules.items() if not isinstance(each, torch.jit.ScriptModule)}
         self._taps = {name: _ModuleTap(name, self) for name in self._modules}
@@ -122,21 +123,10 @@ class Taps:
         if not on:
             self._unhook(self._layers)
 
-    def show_pending(self) -> None:
-        """Show the gradients of inputs that have arrived in part; another backward pass adds nothing to them."""
-        for tap in self._taps.values():
-            for passed in tap.pending:
-                passed.settle()
-
-    def settle(self) -> None:
-        """Show the gradients that have arrived in part, and release all that belongs to the step."""
-        for tap in self._taps.values():
-            tap.settle()
-
     def end_step(self) -> None:
-        """Stop showing tensors, then `settle`."""
+        """Stop showing tensors, and release all that belongs to the step."""
         self.active = False
-        self.settle()
+        self.running = threading.local()
 
     def expected(self) -> Iterator[tuple[str, Role]]:
         """Yield each pair of module name and role; at least one tensor of each should be shown in a step."""
@@ -205,16 +195,12 @@ class _ModuleTap:
         """By role, why a tensor could not be shown."""
         self.graph_end: GraphEnd | None = None
         """Shows the tensors of compiled graphs; None if they are not shown."""
-        self.pending: list[PassedBack] = []
-        """The gradients of inputs, of which parts may still arrive."""
         self.counts_calls = taps.each_call or "grad_input" in taps.roles
         self._name, self._taps, self._roles, self._switch = name, taps, frozenset(taps.roles), taps.switch
         self._is_off = False
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._handles: list[RemovableHandle] = []
         self._count = 0
         self._lock = threading.Lock()
-        self._here = threading.local()
 
     # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
 
@@ -302,19 +288,15 @@ class _ModuleTap:
         if "grad_output" in self._roles:
             explain = functools.partial(self.causes.__setitem__, "grad_output")
             for path, tensor in outputs:
-                if tensor.requires_grad:
-                    observer = self._observer("grad_output", path, call.number)
-                    handle = watch_output(tensor, observer, self._switch, explain)
-                    self._handles += [handle] if tensor.is_leaf else []
+                if tensor.requires_grad and not tensor.is_leaf:
+                    watch_output(tensor, self._observer("grad_output", path, call.number), self._switch, explain)
                 else:
-                    explain(f"the output {why_no_gradient(tensor)}")
+                    explain(LEAF if tensor.requires_grad else f"the output {why_no_gradient(tensor)}")
         if call.edges:
             observers = {path: self._observer("grad_input", path, call.number) for path in call.edges}
             explain = functools.partial(self.causes.__setitem__, "grad_input")
             tensors = [tensor for _, tensor in outputs]
-            sums, handles = watch_inputs(call.edges, tensors, call.since, observers, self._switch, explain)
-            self.pending += sums
-            self._handles += handles
+            watch_inputs(call.edges, tensors, call.since, observers, self._switch, explain)
 
     def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         self.called = True
@@ -325,17 +307,6 @@ class _ModuleTap:
             self._observer(role, path, 0)(tensor)
         else:
             self._show_all(role, [(path, tensor)], 0)
-
-    def settle(self) -> None:
-        """See `Taps.settle`."""
-        for passed in self.pending:
-            passed.settle()
-        self.pending.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self.counts_calls:
-            self._here = threading.local()  # calls that have not ended, in all threads
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]], number: int) -> None:
         if not in_backward():  # otherwise a checkpoint recomputes what has been shown before
@@ -354,7 +325,7 @@ class _ModuleTap:
 
     def _calls(self) -> list[_OpenCall]:
         """The calls of the module that are running in this thread, the innermost last."""
-        calls: list[_OpenCall] = vars(self._here).setdefault("calls", [])
+        calls: list[_OpenCall] = vars(self._taps.running).setdefault(self._name, [])
         return calls
 
     def _returned(self, arguments: int) -> _OpenCall | None:
