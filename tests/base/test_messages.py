@@ -11,7 +11,7 @@ from toys import mlp
 
 from hookboard import GradientLogger, HealthMonitor, HookboardWarning, capture
 from hookboard.base import messages
-from hookboard.measure import module_tap
+from hookboard.measure import taps
 from hookboard.tracing import RULES
 
 
@@ -51,7 +51,7 @@ def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):
     def fails(*given):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(module_tap, "tensors_in", fails)
+    monkeypatch.setattr(taps, "tensors_in", fails)
     net = mlp()
     with pytest.warns(HookboardWarning) as said, capture(net, "0"):
         net(torch.randn(2, 4))

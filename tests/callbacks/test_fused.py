@@ -12,9 +12,7 @@ from hookboard import (
     GradientLogger,
     HealthMonitor,
     HookboardWarning,
-    Intervention,
     ParameterLogger,
-    Scale,
 )
 
 
@@ -90,19 +88,9 @@ def test_a_frozen_teacher_teaches_the_same(grad, late, norm_first):
 
 def test_nothing_stays_on_the_layers(tmp_path):
     model = Student(norm_first=False)
-    with pytest.warns(HookboardWarning, match="nn.TransformerEncoderLayer around it as one operation"):
+    with pytest.warns(HookboardWarning, match="an nn.TransformerEncoderLayer, and all inside it, as one operation"):
         fit(tmp_path, model, sequences(3, 3), ActivationLogger(every_n_steps=1), HealthMonitor(), limit_val_batches=1)
     assert hooked(model) == []
-    assert not any("_compiled_call_impl" in vars(module) for module in model.modules())
-
-
-def test_an_edited_layer_is_measured_as_it_is_changed():
-    model = Student(norm_first=False)
-    edit = Intervention(Scale(0.0), "teacher.layers.1.linear2")
-    watch = ActivationLogger("teacher.layers.1.linear2", every_n_steps=1, statistics="abs_max")
-    fit(None, model, sequences(3), watch, edit)
-    (reading,) = watch.readings
-    assert reading.statistics["abs_max"] == 0.0
 
 
 def test_nan_of_the_one_operation_is_found_where_it_comes_from(tmp_path):

@@ -95,7 +95,7 @@ def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_an
         "In the measured steps, no output was seen from "
         "teacher.**, because the module was not called (or its forward was called directly" in said
     )
-    assert "torch ran the nn.TransformerEncoderLayer around it as one operation, as in evaluation)." in said
+    assert "torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation)." in said
 
 
 def test_nothing_is_said_of_the_weights_that_attention_uses_itself_and_they_are_measured(lines):

@@ -175,4 +175,4 @@ def test_a_wait_in_a_hook_is_seen_with_its_stack(tmp_path, device):
     train(tmp_path, device, ActivationLogger("net.0", statistics=[waiting], every_n_steps=1))
     of_training = [wait for wait in device.waits if wait.thread == "MainThread" and not is_later(wait)]
     assert len(of_training) == STEPS
-    assert "module_tap.py" in of_training[0].stack
+    assert "taps.py" in of_training[0].stack

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.measure.gradients import Switch, watch_output
-from hookboard.measure.input_gradients import InputGradients, edges_of
+from hookboard.measure.gradients import Switch, edges_of, watch_inputs, watch_output
 
 
 @pytest.fixture
@@ -67,15 +66,25 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
+class Passed:
+    """What is seen of the gradients that one call passes back to `x`, which begins now."""
+
+    def __init__(self, x, on):
+        self.seen, self.causes, self.on = [], [], on
+        self.edges, self.since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+
+    def returned(self, *outputs):
+        observers = {"": lambda grad: self.seen.append(grad.tolist())}
+        watch_inputs(self.edges, outputs, self.since, observers, self.on, self.causes.append)
+
+
 def input_gradient(module, x, on, loss=lambda y: (y**2).sum()):
     """What the module passes back to `x`, which must be no leaf."""
-    seen = []
-    edges, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    passed = Passed(x, on)
     y = module(x)
-    gradients = InputGradients(edges, [y], since, {"": lambda grad: seen.append(grad.clone())}, on)
+    passed.returned(y)
     loss(y).backward()
-    gradients.settle()
-    return seen
+    return [torch.tensor(grad) for grad in passed.seen]
 
 
 def truth_by_backward_hook(module, x, loss=lambda y: (y**2).sum()):
@@ -135,42 +144,34 @@ def test_an_input_that_is_a_leaf_has_its_gradient(on):
 
 
 def test_an_edge_that_the_loss_does_not_reach_leaves_the_rest(on):
-    w = torch.ones(2, requires_grad=True)
-    x = w * 1
-    seen = []
-    edges, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    x = torch.ones(2, requires_grad=True) * 1
+    passed = Passed(x, on)
     used, unused = x * 2, x * 3
-    gradients = InputGradients(edges, [used, unused], since, {"": lambda grad: seen.append(grad.clone())}, on)
+    passed.returned(used, unused)
     used.sum().backward()
-    assert seen == [], "the other edge might still bring its part"
-    gradients.settle()
-    assert [grad.tolist() for grad in seen] == [[2.0, 2.0]]
+    assert passed.seen == [[2.0, 2.0]]
 
 
 def test_an_input_that_the_output_does_not_depend_on_is_reported(on):
-    x = torch.ones(2, requires_grad=True) * 1
-    edges, since = edges_of([("0", x)]), torch.autograd._get_sequence_nr()
-    y = torch.ones(2, requires_grad=True) * 3
-    assert InputGradients(edges, [y], since, {"0": lambda grad: None}, on).unreached == ["0"]
+    passed = Passed(torch.ones(2, requires_grad=True) * 1, on)
+    passed.returned(torch.ones(2, requires_grad=True) * 3)
+    assert passed.causes == ["the output does not depend on the input, or is computed in other threads"]
 
 
 def test_parts_of_an_input_gradient_from_two_backward_passes_are_not_added_up(on):
     x = torch.ones(2, requires_grad=True)
-    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    passed = Passed(x, on)
     first, second = 3 * x, -3 * x
-    seen = []
-    gradients = InputGradients(inputs, [first, second], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    passed.returned(first, second)
     first.sum().backward(retain_graph=True)
     (first + second).sum().backward()
-    gradients.settle()
-    assert seen == [[3.0, 3.0], [0.0, 0.0]]
+    assert passed.seen == [[3.0, 3.0], [0.0, 0.0]]
 
 
 def test_an_output_that_is_returned_twice_counts_once_in_the_gradient_of_the_input(on):
     x = torch.ones(2, requires_grad=True)
-    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    passed = Passed(x, on)
     y = 3 * x
-    seen = []
-    InputGradients(inputs, [y, y], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    passed.returned(y, y)
     (y + y).sum().backward()
-    assert seen == [[6.0, 6.0]]
+    assert passed.seen == [[6.0, 6.0]]

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import graphs
-from hookboard.measure.graphs import GraphEnd
 from hookboard.measure.recorder import Recorder
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.taps import Taps
@@ -83,7 +82,6 @@ def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, 
         optimizer.zero_grad()
         (net if run is None else run)(make_input(step)).square().mean().backward()
         optimizer.step()
-        taps.settle()
         if taps.active:
             readings.append({reading.site: reading for reading in recorder.flush().values()})
     taps.detach()
@@ -492,17 +490,9 @@ def test_what_is_changed_in_place_trains_compiled_as_it_does_alone(make, roles):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_receivers_that_are_gone_are_forgotten(monkeypatch):
-    monkeypatch.setattr(graphs, "FORGET_EVERY", 1)
-
-    class Takes:
-        def receive(self, role, path, tensor, cause):
-            pass
-
-    kept = Takes()
-    GraphEnd(kept, nn.ReLU())
-    for _ in range(5):
-        GraphEnd(Takes(), nn.ReLU())
-    alive = [reference() for reference in graphs._RECEIVERS.values()]
-    assert sum(isinstance(each, Takes) for each in alive) == 1
-    assert alive.count(None) <= 1
+def test_a_receiver_whose_taps_are_off_is_forgotten():
+    before = dict(graphs._RECEIVERS)
+    taps, _ = observed_in_a_graph(nn.Sequential(nn.ReLU()))
+    assert len(graphs._RECEIVERS) == len(before) + 1
+    taps.detach()
+    assert before == graphs._RECEIVERS

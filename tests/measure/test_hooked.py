@@ -13,33 +13,30 @@ import torch
 from torch import nn
 
 import hookboard
-from hookboard.base.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of
-from hookboard.measure import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
+from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS, READS_BEFORE_EDITS, hooked
 
 
 class Notes:
     """Its methods are hooks that note that they were called."""
 
-    def __init__(self, called, name, place=None):
+    def __init__(self, called, name):
         self.called, self.name = called, name
-        if place is not None:
-            self.place_among_hooks = place
 
     def note(self, *given):
         self.called.append(self.name)
 
 
 def has_hooks(module):
-    return bool(forward_hooks_of(module) or forward_pre_hooks_of(module) or Detour.of(module))
+    return bool(forward_hooks_of(module) or forward_pre_hooks_of(module))
 
 
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_no_hook_is_left_after_an_error(is_hidden):
+def test_no_hook_is_left_after_an_error():
     module, called = nn.Identity(), []
     note = Notes(called, "hook").note
 
     def fails():
-        with hooked(module, note, note, is_hidden=is_hidden):
+        with hooked(module, note, note):
             assert has_hooks(module)
             module(torch.ones(1))
             raise ZeroDivisionError
@@ -53,10 +50,10 @@ def test_no_hook_is_left_after_an_error(is_hidden):
 
 def test_hooks_run_in_their_order_whenever_they_came():
     module, called = nn.Identity(), []
-    places = {"gradients": EDITS_GRADIENTS, "read": None, "values": EDITS_VALUES, "first": READS_BEFORE_EDITS}
+    places = {"gradients": EDITS_GRADIENTS, "read": READS, "values": EDITS_VALUES, "first": READS_BEFORE_EDITS}
     for name, place in places.items():
-        note = Notes(called, name, place).note
-        hooked(module, note, note)
+        note = Notes(called, name).note
+        hooked(module, note, note, place=place)
     module(torch.ones(1))
     assert called == ["first", "values", "read", "gradients"] * 2
 

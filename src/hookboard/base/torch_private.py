@@ -38,13 +38,18 @@ from torch.utils.hooks import RemovableHandle
 P = ParamSpec("P")
 T = TypeVar("T")
 
-backward_number: Callable[[], int] = torch._C._current_graph_task_id
-"""Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
-
 
 def in_backward() -> bool:
-    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing."""
-    return backward_number() != -1
+    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing.
+
+    It cannot be traced by torch.compile.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def at_end_of_backward(run: Callable[[], None]) -> None:
+    """Call a function when the backward pass that this thread runs has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(run)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -217,8 +222,7 @@ def is_compiled(module: nn.Module) -> bool:
 
     False for modules inside it, and if only its `forward` was compiled, see `runs_compiled`.
     """
-    call = module._compiled_call_impl
-    return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:
@@ -235,49 +239,6 @@ def runs_compiled(module: nn.Module) -> bool:
     return is_compiled(module) or any(
         hasattr(each, "_torchdynamo_orig_callable") and not hasattr(each, "_torchdynamo_disable") for each in functions
     )
-
-
-class Detour:
-    """Runs functions before and after each call of a module, outside of all its hooks, without being a hook itself.
-
-    It takes the place of the module's compiled call, which copies and pickles of a module leave out. A second one on
-    the same module hides the first until it ends.
-
-    Args:
-        module: the module; from now on until `end`, its calls run `enter` and `leave`.
-        enter: takes module, arguments and keyword arguments, before a call. What it returns is ignored.
-        leave: takes the same and the output, after a call that raised no error. What it returns is ignored.
-    """
-
-    def __init__(self, module: nn.Module, enter: Callable[..., object], leave: Callable[..., object]) -> None:
-        self.leave = leave
-        self._enter = enter
-        self._module = module
-        self._hides = Detour.of(module)
-        module._compiled_call_impl = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, between `enter` and `leave` unless torch.compile is tracing."""
-        if torch.compiler.is_compiling():
-            return self._module._call_impl(*args, **kwargs)
-        self._enter(self._module, args, kwargs)
-        output = self._module._call_impl(*args, **kwargs)
-        self.leave(self._module, args, kwargs, output)
-        return output
-
-    @staticmethod
-    def of(module: nn.Module) -> "Detour | None":
-        """Return the detour in force on a module; None if there is none."""
-        call = module._compiled_call_impl
-        return call if isinstance(call, Detour) else None
-
-    def end(self) -> None:
-        """Restore the compiled call that the module had before, unless another one has replaced it since."""
-        if self._module._compiled_call_impl is self:
-            if self._hides is None:
-                del self._module._compiled_call_impl
-            else:
-                self._module._compiled_call_impl = self._hides
 
 
 def has_compiled_anything() -> bool:

@@ -198,13 +198,10 @@ class SiteLogger(HookboardCallback[V]):
     def _before_backward(self, state: V) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""
         assert state.loss_scale is not None
-        state.taps.show_pending()
-        # Not before: what has arrived in part carries the old scale.
         state.table.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""
-        state.taps.show_pending()
         state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
 from hookboard.images import aspect_of, has_aspect, maps_in, samples_first
-from hookboard.measure import READS_BEFORE_EDITS, fused_layers, hooked, is_own_call
+from hookboard.measure import READS_BEFORE_EDITS, Hooks, hooked, is_own_call, layers_around
 from hookboard.model.layouts import shape_of
 from hookboard.model.nested import map_tensors, tensors_in
 from hookboard.model.selection import named_submodules
@@ -76,8 +76,6 @@ class ClassificationTap:
     do nothing.
     """
 
-    place_among_hooks = READS_BEFORE_EDITS
-
     def __init__(self, model: nn.Module, samples: int) -> None:
         self.found: Classification | None = None
         self.error: Exception | None = None
@@ -91,15 +89,13 @@ class ClassificationTap:
     def attach(self) -> None:
         """Start to watch the calls of all modules of the model, except TorchScript modules."""
         self._is_on = True
-        inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
+        around = layers_around(self._model)
         for name, module in [("", self._model), *named_submodules(self._model)]:
-            if isinstance(module, torch.jit.ScriptModule):
+            is_fused = id(module) in around and not around[id(module)].training
+            if is_fused or isinstance(module, torch.jit.ScriptModule):  # a hook would change what torch computes
                 continue
-            if id(module) in inside_fused:  # where a hook would change what torch computes
-                hooks = hooked(module, after=functools.partial(self._note, name), is_hidden=True)
-            else:
-                after = functools.partial(self._after, name)
-                hooks = hooked(module, self._before, after, with_kwargs=True, always_call=True)
+            after = functools.partial(self._after, name)
+            hooks = hooked(module, self._before, after, place=READS_BEFORE_EDITS, with_kwargs=True, always_call=True)
             self._hooks.enter_context(hooks)
 
     def detach(self) -> None:
@@ -133,21 +129,13 @@ class ClassificationTap:
             except Exception as error:  # as above
                 self.error = error
 
-    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
-        """Record a call inside a fused transformer layer, which cannot be the classifier."""
-        if self._is_watching():
-            self._append(name, module, (args, kwargs), output)
-
-    def _append(self, name: str, module: nn.Module, given: Any, output: object) -> None:
-        self._running.calls.append(InnerCall(name, module, _first_shape(given), _first_shape(output)))
-
     def _is_watching(self) -> bool:
         return self._is_on and self.error is None and not is_own_call()
 
     def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
         running = self._running
         entered = running.entered.pop()
-        self._append(name, module, given, output)
+        running.calls.append(InnerCall(name, module, _first_shape(given), _first_shape(output)))
         depth, count = len(running.entered), entered.count
         is_outer = self.found is None or depth < self._depth_of_found
         # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
@@ -381,8 +369,8 @@ def _attribute(
     return layer, Attribution(activation, gradient, scores.detach(), classes, features, weight)
 
 
-def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> ExitStack:
-    """Hook the layer so that the autograd graph is cut there, until the returned stack is closed.
+def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
+    """Hook the layer so that the autograd graph is cut there, until the returned hooks are closed.
 
     `held` gets the layer's tensor, as a leaf. The model continues with a copy, which may be changed in place.
     """

@@ -426,9 +426,7 @@ class Captured(Mapping[str, CapturedModule]):
                 self._keep(Site(name, "output"), index, tensor)
         if is_wanted and tensor.requires_grad:
             observe = self._open(Site(name, "grad_output"))
-            handle = watch_output(tensor, functools.partial(observe, index), self._switch)
-            if handle is not None:
-                self._hooks.enter_context(handle)
+            self._hooks.enter_context(watch_output(tensor, functools.partial(observe, index), self._switch))
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
         """Return the index of the call that a tensor counts as.

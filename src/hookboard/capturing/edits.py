@@ -319,7 +319,8 @@ class Edits:
             hook = _EditHook(name, self._role, self._rule, self._made)
             of_output = self._role in ("output", "grad_output")
             given = (None, hook.after) if of_output else (hook.before, None)
-            self._hooks.enter_context(hooked(module, *given))
+            place = EDITS_GRADIENTS if self._role.startswith("grad") else EDITS_VALUES
+            self._hooks.enter_context(hooked(module, *given, place=place))
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -355,10 +356,6 @@ class _EditHook:
         self.role = role
         self.rule = rule
         self.made = made
-
-    @property
-    def place_among_hooks(self) -> int:
-        return EDITS_GRADIENTS if self.role in ("grad_input", "grad_output") else EDITS_VALUES
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return self._changed(output)

@@ -14,12 +14,10 @@ from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.measure.on_gpu import measuring_device, needs_host
 from hookboard.measure.derived import DERIVED
-from hookboard.measure.fused import fused_layers
 from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.histogram import BINS, Histogram, histograms
-from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, Hooks, hooked
 from hookboard.measure.memory import is_plain
-from hookboard.measure.module_tap import UNKNOWN
 from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
 from hookboard.measure.slab import sent_together
 from hookboard.measure.readings import Places, Reading, ReadingList, Readings
@@ -33,7 +31,7 @@ from hookboard.measure.row import (
 )
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, StatisticTable, as_list, plan
 from hookboard.measure.table import Table, moments_of
-from hookboard.measure.taps import NO_GRADIENT, Taps
+from hookboard.measure.taps import NO_GRADIENT, UNKNOWN, Taps, layers_around
 
 __all__ = [
     "BINS",
@@ -50,6 +48,7 @@ __all__ = [
     "WIDTH",
     "AttentionWatch",
     "Histogram",
+    "Hooks",
     "Moments",
     "Observer",
     "Places",
@@ -66,12 +65,12 @@ __all__ = [
     "as_own_call",
     "channel_row_count",
     "channel_stride",
-    "fused_layers",
     "hear_backward",
     "histograms",
     "hooked",
     "is_own_call",
     "is_plain",
+    "layers_around",
     "measuring_device",
     "moments_of",
     "needs_host",

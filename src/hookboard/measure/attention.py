@@ -81,15 +81,13 @@ class AttentionWatch:
         """Return the name of a module whose attention is measured; None for others."""
         if self._names is None:
             named = {"": self._model, **dict(named_submodules(self._model))}
-            self._names = {id(each): name for name, each in named.items()}
+            self._names = {id(each): name for name, each in named.items() if self._is_seen(name)}
         name = self._names.get(id(module))
-        if name is None or name in self._off:
-            return None
-        if name in self._around:
-            return name
+        return None if name in self._off else name
+
+    def _is_seen(self, name: str) -> bool:
         parts = name.split(".")
-        is_inside = any(".".join(parts[:depth]) in self._watched for depth in range(len(parts)))
-        return name if is_inside else None
+        return name in self._around or any(".".join(parts[:depth]) in self._watched for depth in range(len(parts)))
 
     def show(self, name: str, numbers: tuple[Tensor, Tensor]) -> None:
         """Measure what `attention_numbers` returned for a call in a module."""
@@ -192,7 +190,9 @@ def attention_numbers(
         fewer than two keys; the first query of a causal call has no entropy. None for tensors that cannot be read.
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
-    if not all(map(_is_what_it_holds, tensors)) or not (query.numel() and key.numel()):
+    # A class with operations of its own may attend to other numbers than it holds.
+    are_plain = all(can_be_read(one) and not overrides_operations(one) for one in tensors)
+    if not are_plain or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():
         lead = torch.broadcast_shapes(*(one.shape[: -3 if query.dim() > 3 else -2] for one in tensors))
@@ -203,12 +203,14 @@ def attention_numbers(
         # By sequence, without a copy of the others.
         q, k = q.expand(*lead, heads, length, width), k.expand(*lead, groups, keys, width)
         masks = [mask.expand(*lead, heads, length, keys) for mask in masks]
+        causal = [(rows[:, None] >= torch.arange(keys, device=q.device)).expand(heads, -1, -1)] if is_causal else []
+        wide = torch.float32 if needs_host(q.device) else torch.float64
         places = np.unravel_index(spread(math.prod(lead), MAX_SEQUENCES), lead) if lead else ()
         largest, entropies = [], []
         for place in zip(*(index.tolist() for index in places), strict=True) if lead else [()]:
-            scaled = q[place][:, rows].to(_wide(q)) * (1 / math.sqrt(width) if scale is None else scale)
-            hidden = [rows[:, None] < torch.arange(keys, device=q.device)] if is_causal else []
-            for logits, seen in _logits(scaled, k[place], [mask[place][:, rows] for mask in masks], hidden):
+            scaled = q[place][:, rows].to(wide) * (1 / math.sqrt(width) if scale is None else scale)
+            here = [mask[place][:, rows] for mask in masks] + causal
+            for logits, seen in _logits(scaled, k[place], here):
                 largest.append(logits.amax(-1))
                 entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
                 entropies.append(entropy.masked_fill(seen < 2, -math.inf))
@@ -216,15 +218,6 @@ def attention_numbers(
         logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in (largest, entropies))
         first = int(is_causal and min(length, keys) > 1)  # the first query has one key
         return logit.reshape(heads, -1), entropy[..., first:].reshape(heads, -1)
-
-
-def _is_what_it_holds(tensor: Tensor) -> bool:
-    """Return False for a tensor that cannot be read, and one whose class may attend to other numbers than it holds."""
-    return not overrides_operations(tensor) and can_be_read(tensor)
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if needs_host(tensor.device) else torch.float64
 
 
 def spread(size: int, most: int) -> np.ndarray:
@@ -239,7 +232,7 @@ def spread(size: int, most: int) -> np.ndarray:
     return ((part + part * _GOLDEN % 1) * (size / most)).astype(np.int64)
 
 
-def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _logits(query: Tensor, key: Tensor, masks: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits of all heads of a sequence, some heads at a time, and how many keys each query sees.
 
     The shapes are (heads, queries, keys) and (heads, queries).
@@ -248,26 +241,18 @@ def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor
         query: shape (heads, queries, width), scaled.
         key: shape (groups, keys, width), each for as many heads.
         masks: of shape (heads, queries, keys), as torch takes them.
-        hidden: of shape (queries, keys): True where nothing is seen.
     """
     (heads, queries, width), (groups, keys) = query.shape, key.shape[:2]
     each = heads // groups
     by_group = query.view(groups, each * queries, width)
     some = max(1, MAX_BLOCK_VALUES // (keys * max(width, each * queries)))
     for at in range(0, groups, some):
-        parts = key[at : at + some].split(max(1, MAX_BLOCK_VALUES // (some * width)), dim=1)
-        logits = torch.cat([by_group[at : at + some] @ part.to(query.dtype).mT for part in parts], dim=-1)
-        logits = logits.view(-1, queries, keys)
-        far = list[Tensor]()
+        logits = (by_group[at : at + some] @ key[at : at + some].to(query.dtype).mT).view(-1, queries, keys)
+        are_near = torch.ones_like(logits, dtype=torch.bool)
         for mask in (mask[at * each : (at + some) * each] for mask in masks):
             if mask.dtype is torch.bool:
                 logits.masked_fill_(~mask, -math.inf)
             else:  # some hide by the smallest number of the type, to which nothing can be added
-                far.append(mask < mask.amax(-1, keepdim=True) - FAR)
+                are_near &= mask >= mask.amax(-1, keepdim=True) - FAR
                 logits = (logits + mask).masked_fill_(mask <= torch.finfo(mask.dtype).min / 2, -math.inf)
-        for one in hidden:
-            logits.masked_fill_(one, -math.inf)
-        seen = logits > -math.inf
-        for one in far:
-            seen &= ~one
-        yield logits, seen.sum(-1)
+        yield logits, (are_near & (logits > -math.inf)).sum(-1)

@@ -6,9 +6,8 @@ operator finds the tap by this key and shows it the tensor, which the tap handle
 """
 
 import itertools
-import weakref
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +17,13 @@ from hookboard.measure.gradients import why_no_gradient
 from hookboard.model.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.model.sites import Role
 
+Receive = Callable[[Role, str, Tensor | None, str], None]
+"""Takes a detached tensor of a call of the module, with its role and path; or None, with the cause, if there is none to
+send. The cause is "" if only the fact that the module was called is sent."""
 
-class Receiver(Protocol):
-    """What a graph sends its tensors to: a tap of `hookboard.measure`."""
-
-    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Receive a detached tensor of a call of the module; None, with the cause, if there is none to send.
-
-        The cause is "" if only the fact that the module was called is sent.
-        """
-
-
-_RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
-"""The number that stands for a receiver in graphs -> the receiver. Not a WeakValueDictionary: its callbacks may run in
-the garbage collector, where Python drops a KeyboardInterrupt."""
+_RECEIVERS: dict[int, Receive] = {}
+"""The number that stands for a receiver in graphs -> the receiver."""
 _NUMBERS = itertools.count()
-
-FORGET_EVERY = 1024
-"""Dead receivers are removed once per this many new ones."""
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
 # It runs Python, which a replayed CUDA graph would skip. Older versions of torch have no such tag.
@@ -48,10 +36,9 @@ _LIBRARY.define(
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
 def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
-    known = _RECEIVERS.get(int(key))
-    receiver = None if known is None else known()
-    if receiver is not None:
-        receiver.receive(role, path, tensor, cause)
+    receive = _RECEIVERS.get(int(key))
+    if receive is not None:
+        receive(role, path, tensor, cause)
 
 
 @torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -63,29 +50,30 @@ KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU
 """Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
 
 
-RETURNED = "the module returned its input, whose gradient a compiled graph cannot expose"
+RETURNED = "a compiled graph cannot expose the gradient of an input that the module returns, or changes in place"
 
 
 class GraphEnd:
     """The hooks of a tap that torch.compile traces into a graph; the graph holds this object instead of the tap.
 
-    It refers weakly to the tap, because a graph may live longer, and not at all to the module.
+    It refers neither to the tap, because a graph may live longer, nor to the module.
     """
 
-    def __init__(self, receiver: Receiver, module: nn.Module) -> None:
-        number = next(_NUMBERS)
-        if number % FORGET_EVERY == 0:
-            for gone in [known for known, each in list(_RECEIVERS.items()) if each() is None]:
-                _RECEIVERS.pop(gone, None)
-        _RECEIVERS[number] = weakref.ref(receiver)
-        self._works_in_place = any(getattr(part, "inplace", False) for part in modules_in(module).values())
-        self._returns_its_input = all(map(_does_nothing, modules_in(module).values()))
+    def __init__(self, receive: Receive, module: nn.Module) -> None:
+        number = self._number = next(_NUMBERS)
+        _RECEIVERS[number] = receive
+        parts = modules_in(module).values()
+        self._keeps_its_input = all(map(_does_nothing, parts)) or any(getattr(part, "inplace", False) for part in parts)
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
         with torch.inference_mode(False):
             # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.
             self._forward_key = torch.tensor([number], device="cpu")
             # The graph of a backward pass must not change a tensor of the forward graph.
             self._backward_key = torch.tensor([number], device="cpu")
+
+    def end(self) -> None:
+        """Forget the receiver; graphs that are still alive show nothing from now on."""
+        _RECEIVERS.pop(self._number, None)
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Forward pre-hook: send the inputs to the tap; for "grad_input" return the arguments to call with instead."""
@@ -96,10 +84,7 @@ class GraphEnd:
             self._show_all("input", tensors)
         if "grad_input" not in roles:
             return None
-        if self._works_in_place:
-            self._explain("grad_input", "a compiled graph loses the gradient of an input that is changed in place")
-            return None
-        if self._returns_its_input:
+        if self._keeps_its_input:
             self._explain("grad_input", RETURNED)
             return None
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
@@ -140,16 +125,17 @@ class GraphEnd:
         if not can_be_filled(value):
             self._explain(role, "a compiled graph cannot rebuild a container of this class with other tensors")
             return None
-        shown: list[tuple[Tensor, Tensor]] = []
-        for tensor, paths in _paths_by_tensor(tensors):
+        shown: list[list[Tensor]] = []  # each tensor with its copy
+        for path, tensor in tensors:
             cause = _why_not_shown(role, tensor, given)
             if cause:
                 self._explain(role, cause)
                 continue
-            copy = tensor
-            for path in paths:
-                copy = _ShownGradient.apply(copy, self._backward_key, role, path)
-            shown.append((tensor, copy))
+            known = [pair for pair in shown if pair[0] is tensor]
+            if not known:
+                known = [[tensor, tensor]]
+                shown += known
+            known[0][1] = _ShownGradient.apply(known[0][1], self._backward_key, role, path)
         if not shown:
             return None
 
@@ -179,18 +165,6 @@ def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
         if other is tensor:  # `tensor in given` would compare the elements
             return RETURNED
     return ""
-
-
-def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:
-    """Group (path, tensor) pairs by tensor: return each tensor once, with the list of its paths."""
-    found: list[tuple[Tensor, list[str]]] = []
-    for path, tensor in tensors:
-        known = [paths for other, paths in found if other is tensor]
-        if known:
-            known[0].append(path)
-        else:
-            found.append((tensor, [path]))
-    return found
 
 
 class _ShownGradient(torch.autograd.Function):

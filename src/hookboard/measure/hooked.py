@@ -4,15 +4,30 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of, renumber
+from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of, renumber
 
 READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
-"""The place of a hook among those of its module: the attribute `place_among_hooks` of its owner, `READS` without it."""
+"""The place of a hook among those of its module; hooks of others have `READS`."""
+
+
+class Hooks(dict[str, RemovableHandle]):
+    """The handles of the hooks that `hooked` has put on a module; as a context manager it takes them off at its end."""
+
+    def __enter__(self) -> "Hooks":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the hooks off; again, if Ctrl-C has come in the middle of it."""
+        for handle in self.values():
+            handle.remove()
 
 
 def hooked(
@@ -20,16 +35,12 @@ def hooked(
     before: Callable[..., Any] | None = None,
     after: Callable[..., Any] | None = None,
     *,
+    place: int = READS,
     with_kwargs: bool = False,
     always_call: bool = False,
-    is_hidden: bool = False,
     numbers: dict[str, int] | None = None,
-) -> ExitStack:
-    """Hook a module, until the returned stack is closed or its context ends, with or without an error.
-
-    The module's hooks run in this order: those that read tensors before any edit; edits of values, in the order in
-    which they were attached; all other hooks, also those of other libraries; edits of gradients, the last attached
-    first, because backward runs in reverse.
+) -> Hooks:
+    """Hook a module, until the returned hooks are closed or their context ends, with or without an error.
 
     A copied or unpickled module has none of them from its first call on, and its pickle names nothing of hookboard.
 
@@ -39,65 +50,45 @@ def hooked(
             replaces `(args, kwargs)`. None for no hook.
         after: takes the module, its arguments and its output after a call; what it returns, if not None, replaces the
             output.
+        place: hooks run in the order of their places; those of one place as they were attached, but edits of gradients
+            the last attached first, because backward runs in reverse.
         with_kwargs: whether `after` takes the keyword arguments, too, before the output. Without need it must not: if
             another thread calls the module while it is hooked or unhooked, torch may leave them out.
         always_call: whether `after` is called if the module raised an error, too.
-        is_hidden: whether torch must find no hook on the module, see `fused.py`. Then nothing is replaced, and `after`
-            takes the keyword arguments and is not called after an error.
         numbers: the id of the handle of each kind of hook, filled by the first call and used by those that follow. In
             older versions of torch, equal modules share a compiled graph only if the ids of their hooks are equal.
     """
-    hooks = _Hooks()
-    if is_hidden:
-        hooks.ends.append(Detour(module, before or _ignore, after or _ignore).end)
-        return hooks
-    handles = {}
+    hooks = Hooks()
     try:
         if after is not None:
-            hook = _OnModule(after)
-            hook.handle = nn.Module.register_forward_hook(
+            hook = _OnModule(after, place)
+            hooks["after"] = hook.handle = nn.Module.register_forward_hook(
                 module, hook, with_kwargs=with_kwargs, always_call=always_call
             )
-            handles["after"] = hook.handle
         if before is not None:
-            hook = _OnModule(before)
-            handles["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
-        for kind, handle in handles.items():
-            hooks.ends.append(handle.remove)
-            if numbers is not None:
+            hook = _OnModule(before, place)
+            hooks["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
+        if numbers is not None:
+            for kind, handle in hooks.items():
                 renumber(handle, numbers.setdefault(kind, handle.id))
         _sort(forward_hooks_of(module))
         _sort(forward_pre_hooks_of(module))
-    except BaseException:  # Ctrl-C: nobody has the stack yet
-        for handle in handles.values():
-            handle.remove()
+    except BaseException:  # Ctrl-C: nobody has the hooks yet
+        hooks.close()
         raise
     return hooks
-
-
-class _Hooks(ExitStack):
-    """Takes hooks off, as often as asked: an ExitStack forgets the one at which Ctrl-C interrupts it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ends: list[Callable[[], None]] = []
-
-    def __exit__(self, *error: object) -> Literal[False]:
-        for end in self.ends:
-            end()
-        return False
-
-    def close(self) -> None:
-        self.__exit__()
 
 
 class _OnModule(functools.partial[Any]):
     """A hook that stays behind where its module is copied: in its place is what takes itself off when it is called."""
 
     handle: RemovableHandle
+    place: int
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__self__ = getattr(function, "__self__", None)
+    def __new__(cls, function: Callable[..., Any], place: int) -> "_OnModule":
+        hook = super().__new__(cls, function)
+        hook.place = place
+        return hook
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of Python and torch alone: hookboard may not be installed where the module is loaded. Unlike that of the
@@ -110,15 +101,9 @@ class _OnModule(functools.partial[Any]):
 def _sort(hooks: "OrderedDict[int, Callable[..., Any]]") -> None:
     """Sort the hooks of a module in place."""
 
-    def place(key: int) -> tuple[int, int]:
-        kind = getattr(getattr(hooks[key], "__self__", None), "place_among_hooks", READS)
-        if kind in (READS, READS_BEFORE_EDITS):
-            return kind, 0
-        return kind, -key if kind == EDITS_GRADIENTS else key
+    def order(key: int) -> tuple[int, int]:
+        place = getattr(hooks[key], "place", READS)
+        return place, -key if place == EDITS_GRADIENTS else 0
 
-    for key in sorted(hooks, key=place):
+    for key in sorted(hooks, key=order):
         hooks.move_to_end(key)
-
-
-def _ignore(*_: object) -> None:
-    pass

@@ -1,146 +1,43 @@
-"""`Taps`: hooks on modules that show each tensor to an observer. Several taps share the `Hook` of a module."""
+"""`Taps`: hooks on modules that show each tensor to an observer."""
 
-from collections import OrderedDict
+import functools
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import (
-    Detour,
-    forward_hooks_of,
-    forward_pre_hooks_of,
     has_compiled_anything,
+    in_backward,
+    modules_in,
     parameters_in,
-    version_of,
+    runs_compiled,
+    sequence_number,
+    unseen,
 )
-from hookboard.measure.fused import fused_layers, unhooked
-from hookboard.measure.gradients import Switch
+from hookboard.measure.gradients import (
+    LEAF,
+    Edges,
+    Observer,
+    Switch,
+    edges_of,
+    watch_inputs,
+    watch_output,
+    why_no_gradient,
+)
 from hookboard.measure.graphs import GraphEnd
-from hookboard.measure.hooked import hooked
-from hookboard.measure.module_tap import ModuleTap
-from hookboard.model.sites import Role, Site
+from hookboard.measure.hooked import Hooks, hooked
+from hookboard.measure.own_call import own_calls
+from hookboard.model.nested import named_inputs, tensors_in
+from hookboard.model.sites import ROLES, Role, Site
 
+UNKNOWN = -1
+"""The number of a recomputed call if the module was called several times before: it may repeat any of them."""
 
-class Hook:
-    """The forward hook and pre-hook of one module: they show each call to all active taps of the module.
-
-    If no tap is active, a call costs the check of an empty tuple.
-
-    Args:
-        before: whether there is a pre-hook too.
-    """
-
-    __slots__ = ("_on_module", "before", "taps", "users")
-
-    def __init__(self, before: bool = False) -> None:
-        self.before = before
-        self.taps: tuple[ModuleTap, ...] = ()
-        """The active taps."""
-        self.users = 0
-        """How many `Taps` have called `hold` and not yet `release`."""
-        self._on_module = ExitStack()
-
-    # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Forward pre-hook: shows the inputs to each active tap.
-
-        Returns:
-            None, which keeps the inputs. While torch.compile traces the module, `(args, kwargs)` with copies of the
-            inputs if a tap watches their gradients.
-        """
-        if not self.taps or not self.before or kwargs is None or _is_written_down():
-            return None
-        if not torch.compiler.is_compiling():
-            for tap in self.taps:
-                tap.shielded(tap.show_inputs, args, kwargs)
-            return None
-        replaced = None
-        for tap in self.taps:
-            if tap.graph_end is not None:
-                new = tap.graph_end.before(tap.roles, args, kwargs)
-                if new is not None:
-                    replaced = args, kwargs = new
-        return replaced
-
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
-        """Forward hook: shows the output to each active tap.
-
-        Returns:
-            None, which keeps the output. While torch.compile traces the module, a copy of the output if a tap watches
-            its gradient.
-        """
-        if not self.taps or _is_written_down():
-            return None
-        if not torch.compiler.is_compiling():
-            for tap in self.taps:
-                tap.shielded(tap.show_outputs, args, output)
-            return None
-        replaced = None
-        for tap in self.taps:
-            if tap.graph_end is not None:
-                new = tap.graph_end.after(tap.roles, args, kwargs, output)
-                if new is not None:
-                    replaced = output = new
-        return replaced
-
-    def hold(self, module: nn.Module, numbers: dict[str, int], *, is_hidden: bool = False) -> None:
-        """Count one more user; at the first, hook the module, after all other hooks that read.
-
-        Args:
-            module: the module.
-            numbers: see `hooked`.
-            is_hidden: see `hooked`.
-        """
-        self.users += 1
-        if self.users == 1:
-            # A detour costs nothing more with both, and a tap that needs `enter` may join it later.
-            before = self.enter if self.before or is_hidden else None
-            self._on_module = hooked(module, before, self.leave, with_kwargs=True, is_hidden=is_hidden, numbers=numbers)
-
-    def release(self) -> None:
-        """Count one user less; after the last, remove the hooks."""
-        self.users -= 1
-        if self.users <= 0:
-            self._on_module.close()
-
-
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
-
-
-def _is_written_down() -> bool:
-    """Return True while torch writes the model down for others, who have no use for what measures it."""
-    return torch.jit.is_tracing() or _is_exporting()
-
-
-def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook:
-    """Return the module's `Hook`, if it has one and no later hook may change what it sees; otherwise a new one.
-
-    Args:
-        module: the module.
-        before: whether it must have a pre-hook too.
-        is_hidden: whether torch must find no hook on the module.
-    """
-    if is_hidden:
-        detour = Detour.of(module)
-        owner = None if detour is None else getattr(detour.leave, "__self__", None)
-        if isinstance(owner, Hook):
-            owner.before |= before
-            return owner
-        return Hook(before)
-    owner = _last_owner(forward_hooks_of(module))
-    is_last = not before or _last_owner(forward_pre_hooks_of(module)) is owner
-    if isinstance(owner, Hook) and owner.users and owner.before is before and is_last:
-        return owner
-    return Hook(before)
-
-
-def _last_owner(hooks: "OrderedDict[int, Callable[..., Any]]") -> object:
-    """Return the object whose method the last hook is; None if there is no hook, or it is not a method."""
-    return getattr(next(reversed(hooks.values())), "__self__", None) if hooks else None
+NO_GRADIENT = "no gradient arrived, because the loss does not depend on the output"
 
 
 class Taps:
@@ -154,8 +51,8 @@ class Taps:
         in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
         each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
             tensor.
-        model: contains the modules. Layers in it that torch runs as one fused operation stay fused: modules inside
-            them that are not called show nothing. None: hooks make torch call each module.
+        model: contains the modules. Layers in it that torch runs as one fused operation stay fused: in evaluation they
+            and the modules inside them show nothing. None: hooks make torch call each module.
     """
 
     def __init__(
@@ -168,128 +65,285 @@ class Taps:
         each_call: bool = False,
         model: nn.Module | None = None,
     ) -> None:
-        self._switch = Switch()
-        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
-        if in_graphs:
-            for name, module in modules.items():
-                self._taps[name].graph_end = GraphEnd(self._taps[name], module)
-        self._modules = dict(modules)
-        self._before = each_call or bool({"input", "grad_input"} & set(roles))
-        self._hooks: dict[str, Hook] = {}
-        """The attached hooks, by the module's name."""
-        self._roles = tuple(roles)
-        self._old_gradients = {state for module in modules.values() for state in _gradients_of(module)}
-        self._model = model
-        self._layers: list[list[nn.Module]] = []
-        self._fused: list[str] = []
-        """The names of modules on which even an idle hook would change the run."""
-        self._find_fused()
+        self.open_site, self.each_call = open_site, each_call
+        self.roles = tuple(roles)
+        self.switch = Switch()
+        self.running = threading.local()
+        """For each thread, the calls that have not returned, by the name of the module."""
+        self._names = tuple(modules)
+        self._modules = {name: each for name, each in modules.items() if not isinstance(each, torch.jit.ScriptModule)}
+        self._taps = {name: _ModuleTap(name, self) for name in self._modules}
+        for tap, module in zip(self._taps.values(), self._modules.values(), strict=True) if in_graphs else ():
+            tap.graph_end = GraphEnd(tap.receive, module)
+        fused = {} if model is None else layers_around(model)
+        self._layers = {name: fused[id(each)] for name, each in self._modules.items() if id(each) in fused}
+        """The fused layer of each module on which even an idle hook would change the run."""
+        self._hooks: dict[str, Hooks] = {}
 
     def attach(self) -> None:
-        """Hook the modules, after the hooks that are already there; nothing is shown before `active` is set.
+        """Hook the modules; nothing is shown before `active` is set.
 
-        TorchScript modules are never hooked, modules inside fused layers only while `active` is set.
+        TorchScript modules are never hooked, fused layers and modules inside them only in training while `active`.
         """
-        self._hook(name for name in self._modules if name not in self._fused)
+        self._hook(name for name in self._modules if name not in self._layers)
 
-    def _find_fused(self) -> None:
-        self._layers = [] if self._model is None else fused_layers(self._model)
-        fused = {id(module) for layer in self._layers for module in layer}
-        self._fused = [name for name, module in self._modules.items() if id(module) in fused]
-
-    def _hook(self, names: Iterable[str], hidden: Collection[int] = ()) -> None:
+    def _hook(self, names: Iterable[str]) -> None:
         numbers: dict[str, int] = {}
         for name in names:
-            module = self._modules[name]
-            if name not in self._hooks and not isinstance(module, torch.jit.ScriptModule):
-                is_hidden = id(module) in hidden
-                hook = self._hooks[name] = hook_of(module, self._before, is_hidden=is_hidden)
-                hook.hold(module, numbers, is_hidden=is_hidden)
+            if name not in self._hooks:
+                tap = self._taps[name]
+                before = tap.enter if tap.counts_calls or "input" in self.roles else None
+                self._hooks[name] = hooked(self._modules[name], before, tap.leave, with_kwargs=True, numbers=numbers)
 
     def _unhook(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._hooks:
-                self._hooks[name].release()
-                self._hooks.pop(name)
+        for name in [name for name in names if name in self._hooks]:
+            self._hooks[name].close()
+            self._hooks.pop(name)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         try:
             self.end_step()
         finally:
-            self._unhook(list(self._hooks))
+            self._unhook(self._taps)
+            for tap in self._taps.values():
+                if tap.graph_end is not None:
+                    tap.graph_end.end()
 
     @property
     def active(self) -> bool:
-        """Whether tensors are shown to observers. If not, a call of a module costs the check of an empty tuple."""
-        return self._switch.on
+        """Whether tensors are shown to observers. If not, a call of a module costs the check of a flag."""
+        return self.switch.on
 
     @active.setter
     def active(self, on: bool) -> None:
-        if on is self._switch.on:
-            return
-        if on and self._fused:
-            hooked_later = self._fused
-            self._find_fused()  # some may have been compiled since
-            self._hook(hooked_later, unhooked(self._layers))
-        self._switch.on = on
-        for name, hook in self._hooks.items():
-            active = dict.fromkeys(hook.taps)  # in order; a call that is running goes on with the old ones
-            active.pop(self._taps[name], None)
-            hook.taps = (*active, self._taps[name]) if on else tuple(active)
-        if self._fused and not on:
-            self._unhook(self._fused)
-
-    def show_pending(self) -> None:
-        """Show the gradients of inputs that have arrived in part; another backward pass adds nothing to them."""
-        for tap in self._taps.values():
-            tap.show_pending()
-
-    def settle(self) -> None:
-        """Show the gradients that have arrived in part, and release all that belongs to the step."""
-        for tap in self._taps.values():
-            if tap.is_unsettled:
-                tap.settle()
+        if on:
+            self._hook(name for name, layer in self._layers.items() if layer.training)
+        self.switch.on = on
+        if not on:
+            self._unhook(self._layers)
 
     def end_step(self) -> None:
-        """Stop showing tensors, then `settle`."""
+        """Stop showing tensors, and release all that belongs to the step."""
         self.active = False
-        self.settle()
+        self.running = threading.local()
 
     def expected(self) -> Iterator[tuple[str, Role]]:
         """Yield each pair of module name and role; at least one tensor of each should be shown in a step."""
-        return ((name, role) for name in self._taps for role in self._roles)
+        return ((name, role) for name in self._names for role in self.roles)
 
     def why_silent(self, name: str, role: Role) -> str:
         """Return the most likely reason why no tensor of this role of the module was shown."""
-        module, tap = self._modules[name], self._taps[name]
-        if isinstance(module, torch.jit.ScriptModule):
+        if name not in self._taps:
             return "hooks never fire in a TorchScript module"
+        tap = self._taps[name]
         if role in tap.causes:
             return tap.causes[role]
-        if not tap.called:
-            return _why_not_called(module, self._old_gradients, name in self._fused)
-        return NO_GRADIENT
+        return NO_GRADIENT if tap.called else self._why_not_called(name)
+
+    def _why_not_called(self, name: str) -> str:
+        causes = ["its forward was called directly"]
+        if name in self._layers:
+            causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
+        if has_compiled_anything():
+            causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
+        if any(parameter.grad is not None for parameter in parameters_in(self._modules[name], recurse=False).values()):
+            causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
+            return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
+        return f"the module was not called (or {' or '.join(causes)})"
 
 
-NO_GRADIENT = "no gradient arrived, because the loss does not depend on the output"
+def layers_around(model: nn.Module) -> dict[int, nn.Module]:
+    """Return the layers of a model that torch may run as one operation, by the id of each module in them, or itself.
+
+    In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it. One fused operation does their work;
+    its result differs in the last bits, and is NaN for a fully masked row. torch takes this path only if no module
+    inside has a forward hook or forward pre-hook, so any hook there would change the run. Layers that torch.compile
+    runs are left out: a graph shows tensors only through hooks that it was compiled with.
+    """
+    every = modules_in(model).values()
+    layers = [module for module in every if isinstance(module, nn.TransformerEncoderLayer)]
+    if not layers:
+        return {}
+    compiled = {id(part) for module in every if runs_compiled(module) for part in modules_in(module).values()}
+    return {id(part): layer for layer in layers if id(layer) not in compiled for part in modules_in(layer).values()}
 
 
-def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_fused: bool) -> str:
-    causes = ["its forward was called directly"]
-    if is_in_fused:
-        causes.append("torch ran the nn.TransformerEncoderLayer around it as one operation, as in evaluation")
-    if is_in_fused and has_compiled_anything():
-        causes.append("it runs in a compiled function that is not an attribute of a module")
-    if has_compiled_anything():
-        causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
-    if any(state not in old_gradients for state in _gradients_of(module)):
-        causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
-        return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
-    return f"the module was not called (or {' or '.join(causes)})"
+class _OpenCall(NamedTuple):
+    """A call of a module that has not returned yet.
+
+    Args:
+        arguments: identifies the call: the `id` of the tuple of its positional arguments.
+        number: counts the calls of the module, from 0; a recomputed call may have UNKNOWN.
+        edges: the autograd edges to its inputs, on which their gradients arrive.
+        since: autograd's sequence number when the call began.
+    """
+
+    arguments: int
+    number: int
+    edges: Edges
+    since: int
 
 
-def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
-    """Return the id and version of each gradient of the module's own parameters: a new gradient changes one of them."""
-    gradients = [parameter.grad for parameter in parameters_in(module, recurse=False).values()]
-    return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]
+class _ModuleTap:
+    """The forward hook and pre-hook of one module, which keep no tensor after the call; `taps` has what all share."""
+
+    def __init__(self, name: str, taps: Taps) -> None:
+        self.called = False
+        """Whether a call has been seen."""
+        self.causes: dict[str, str] = {}
+        """By role, why a tensor could not be shown."""
+        self.graph_end: GraphEnd | None = None
+        """Shows the tensors of compiled graphs; None if they are not shown."""
+        self.counts_calls = taps.each_call or "grad_input" in taps.roles
+        self._name, self._taps, self._roles, self._switch = name, taps, frozenset(taps.roles), taps.switch
+        self._is_off = False
+        self._observers: dict[tuple[str, str], Callable[..., object]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Forward pre-hook: shows the inputs.
+
+        Returns:
+            None, which keeps the inputs. While torch.compile traces the module, `(args, kwargs)` with copies of the
+            inputs if their gradients are watched.
+        """
+        if not self._switch.on or kwargs is None or _is_written_down():
+            return None
+        if torch.compiler.is_compiling():
+            return None if self.graph_end is None else self.graph_end.before(self._roles, args, kwargs)
+        self._shielded_outside(self._show_inputs, args, kwargs)
+        return None
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
+        """Forward hook: shows the output.
+
+        Returns:
+            None, which keeps the output. While torch.compile traces the module, a copy of the output if its gradient is
+            watched.
+        """
+        if not self._switch.on or _is_written_down():
+            return None
+        if torch.compiler.is_compiling():
+            return None if self.graph_end is None else self.graph_end.after(self._roles, args, kwargs, output)
+        self._shielded_outside(self._show_outputs, args, output)
+        return None
+
+    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        """Show a tensor of a running compiled graph, or note why there is none; see `graphs.Receive`."""
+        if self._switch.on:
+            self._shielded(self._show_from_graph, role, path, tensor, cause)
+
+    @unseen
+    def _shielded(self, show: Callable[..., object], *given: Any) -> None:
+        """Call `show(*given)`. An error gives a warning, and nothing is shown from then on.
+
+        Does nothing while hookboard itself calls the model.
+        """
+        if self._is_off or own_calls:
+            return
+        try:
+            show(*given)
+        except Exception as error:  # raised in a hook, it would end the training
+            self.causes.update(dict.fromkeys(self._roles, f"could not be read: {error}"))
+            self._is_off = True
+            warn_switched_off(f"module {self._name!r}", error)
+
+    # Between two graphs torch.compile would compile this function, and all that it calls.
+    _shielded_outside = torch.compiler.disable(_shielded)
+
+    def _show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a call begins, and show its inputs now: an in-place module will change them."""
+        inputs = list(tensors_in(named_inputs(args, kwargs)))
+        number = 0
+        if self.counts_calls:
+            with self._lock:  # a recomputation under checkpointing has the number of the call it repeats
+                number = (0 if self._count == 1 else UNKNOWN) if in_backward() else self._count
+                self._count += not in_backward()
+            edges = edges_of(inputs) if "grad_input" in self._roles else {}
+            self._calls().append(_OpenCall(id(args), number, edges, sequence_number()))
+        if "input" in self._roles:
+            self._show_all("input", inputs, number)
+        if not inputs:
+            nothing = "the module was called without any tensor"
+            self.causes |= dict.fromkeys(self._roles & {"input", "grad_input"}, nothing)
+        elif "grad_input" in self._roles and not any(tensor.requires_grad for _, tensor in inputs):
+            self.causes["grad_input"] = f"the input {why_no_gradient(inputs[0][1])}"
+
+    def _show_outputs(self, args: tuple[Any, ...], output: object) -> None:
+        """Show the output tensors after the call, and hook the gradients of outputs and inputs."""
+        call = self._returned(id(args)) if self.counts_calls else _OpenCall(0, 0, {}, 0)
+        if call is None:  # it began before the taps were active
+            return
+        self.called = True
+        outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
+        if not outputs:
+            nothing = f"the module returned {type(output).__name__}, which contains no tensor"
+            self.causes |= dict.fromkeys(self._roles & {"output", "grad_output"}, nothing)
+        if "output" in self._roles:
+            self._show_all("output", outputs, call.number)
+        if "grad_output" in self._roles:
+            explain = functools.partial(self.causes.__setitem__, "grad_output")
+            for path, tensor in outputs:
+                if tensor.requires_grad and not tensor.is_leaf:
+                    watch_output(tensor, self._observer("grad_output", path, call.number), self._switch, explain)
+                else:
+                    explain(LEAF if tensor.requires_grad else f"the output {why_no_gradient(tensor)}")
+        if call.edges:
+            observers = {path: self._observer("grad_input", path, call.number) for path in call.edges}
+            explain = functools.partial(self.causes.__setitem__, "grad_input")
+            tensors = [tensor for _, tensor in outputs]
+            watch_inputs(call.edges, tensors, call.since, observers, self._switch, explain)
+
+    def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        self.called = True
+        if tensor is None:
+            if cause:
+                self.causes[role] = cause
+        elif ROLES[role].is_gradient:
+            self._observer(role, path, 0)(tensor)
+        else:
+            self._show_all(role, [(path, tensor)], 0)
+
+    def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]], number: int) -> None:
+        if not in_backward():  # otherwise a checkpoint recomputes what has been shown before
+            for path, tensor in tensors:
+                self._observer(role, path, number)(tensor)
+
+    def _observer(self, role: Role, path: str, number: int) -> Observer:
+        """Return the observer of a site; with `each_call`, it passes on the number of the call."""
+        observer = self._observers.get((role, path))
+        if observer is None:
+            observer = self._taps.open_site(Site(self._name, role, path))
+            if not self._taps.each_call and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
+                observer = functools.partial(self._shielded, observer)
+            self._observers[role, path] = observer
+        return functools.partial(observer, number) if self._taps.each_call else observer
+
+    def _calls(self) -> list[_OpenCall]:
+        """The calls of the module that are running in this thread, the innermost last."""
+        calls: list[_OpenCall] = vars(self._taps.running).setdefault(self._name, [])
+        return calls
+
+    def _returned(self, arguments: int) -> _OpenCall | None:
+        """Return and drop the running call with these arguments, and drop calls inside it that have failed.
+
+        If no call has them, because another hook has replaced them, it is the innermost one.
+        """
+        calls = self._calls()
+        found = [at for at, call in enumerate(calls) if call.arguments == arguments]
+        at = found[-1] if found else len(calls) - 1
+        call = calls[at] if calls else None
+        del calls[max(at, 0) :]
+        return call
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
+
+
+def _is_written_down() -> bool:
+    """Return True while torch writes the model down for others, who have no use for what measures it."""
+    return torch.jit.is_tracing() or _is_exporting()
