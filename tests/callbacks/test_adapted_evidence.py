@@ -180,10 +180,10 @@ def test_after_a_step_that_failed_the_next_one_is_measured_alone(monkeypatch):
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 1.0)
 
     class Sees(AdaptedWeights):
-        def measure(self, recorder, weights):
+        def measure(self, table, weights):
             after = self._products(weights)
             measured.append([after[name] - self._before[name] for name in after])
-            return super().measure(recorder, weights)
+            return super().measure(table, weights)
 
     monkeypatch.setattr("hookboard.callbacks.step_watch.AdaptedWeights", Sees)
     with watch(net, optimizer, HealthMonitor(every_n_steps=1)) as run:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from hookboard.measure.packet import sent_together
 from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
-from hookboard.measure.packet import sent_together
-from hookboard.measure.table import Table
 from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 

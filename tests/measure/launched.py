@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import torch
 import triton
+from hookboard.measure.accelerator import Target, job_of, new_rows
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from hookboard.measure import accelerator
-from hookboard.measure.accelerator import Target, job_of, new_rows
 
 launched = []
 

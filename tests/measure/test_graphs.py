@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from hookboard.measure.table import Table
 from oracle import assert_true
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -13,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import graphs
-from hookboard.measure.recorder import Recorder
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in
@@ -72,8 +72,8 @@ def text(step):
 
 def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, statistics=NAMES, histogram=False):
     """Every due step's readings, and the weights afterwards; every second step is due."""
-    recorder = Recorder(plan(statistics), torch.device("cpu"), histogram=histogram)
-    taps = Taps(select(net), roles, recorder.open, in_graphs=True)
+    table = Table(plan(statistics), torch.device("cpu"), histogram=histogram)
+    taps = Taps(select(net), roles, table.open, in_graphs=True)
     taps.attach()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     readings = []
@@ -83,7 +83,7 @@ def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, 
         (net if run is None else run)(make_input(step)).square().mean().backward()
         optimizer.step()
         if taps.active:
-            readings.append({reading.site: reading for reading in recorder.flush().values()})
+            readings.append({reading.site: reading for reading in table.send()().values()})
     taps.detach()
     return readings, [p.detach().clone() for p in net.parameters()]
 
@@ -126,8 +126,8 @@ def test_a_compiled_graph_measures_what_eager_does(make, make_input):
 
 def test_a_graph_computes_nothing_that_only_hookboard_needs():
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))  # which needs no kernel of its own
-    recorder = Recorder(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    table = Table(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), table.open, in_graphs=True)
     taps.attach()
     taps.active = True
 
@@ -136,7 +136,7 @@ def test_a_graph_computes_nothing_that_only_hookboard_needs():
 
     _, codes = run_and_get_code(run, rows_of_four(0).requires_grad_())
     taps.detach()
-    assert len(recorder.flush()) == 4
+    assert len(table.send()()) == 4
     assert sum(code.count("hookboard.show") for code in codes) >= 6
     assert not any("cpp_fused" in code or "copy_" in code for code in codes)
 
@@ -371,12 +371,12 @@ class PerSample(nn.Module):
 def test_a_tensor_that_a_graph_cannot_show_is_named_and_training_goes_on(make, name, cause):
     torch.manual_seed(0)
     net = make()
-    recorder = Recorder(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    table = Table(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), table.open, in_graphs=True)
     taps.attach()
     taps.active = True
     torch.compile(net, backend="aot_eager")(rows_of_four(0)).sum().backward()
-    measured = {(reading.site.name, reading.site.role) for reading in recorder.flush().values()}
+    measured = {(reading.site.name, reading.site.role) for reading in table.send()().values()}
     taps.detach()
     for role in ("output", "grad_output"):
         assert (name, role) not in measured
@@ -384,12 +384,12 @@ def test_a_tensor_that_a_graph_cannot_show_is_named_and_training_goes_on(make, n
 
 
 def observed_in_a_graph(net, modules=None):
-    """Taps that observe the outputs of a network which is to be compiled, and their recorder."""
-    recorder = Recorder(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net, modules), ("output",), recorder.open, in_graphs=True)
+    """Taps that observe the outputs of a network which is to be compiled, and their table."""
+    table = Table(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net, modules), ("output",), table.open, in_graphs=True)
     taps.attach()
     taps.active = True
-    return taps, recorder
+    return taps, table
 
 
 @pytest.mark.parametrize(
@@ -399,9 +399,9 @@ def observed_in_a_graph(net, modules=None):
 )
 def test_extreme_values_are_true_in_a_graph(values):
     net, values = nn.Sequential(nn.Identity()), torch.tensor(values)
-    taps, recorder = observed_in_a_graph(net)
+    taps, table = observed_in_a_graph(net)
     torch.compile(net, fullgraph=True, backend="aot_eager")(values)
-    (reading,) = recorder.flush().values()
+    (reading,) = table.send()().values()
     taps.detach()
     assert_true(reading.statistics, [values])
 
@@ -429,13 +429,13 @@ def test_hooks_between_two_graphs_measure_as_eager_ones_do():
 
 def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true():
     net = linears()
-    taps, recorder = observed_in_a_graph(net, "3")
+    taps, table = observed_in_a_graph(net, "3")
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     outputs = []
     for step in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs.append(compiled(rows_of_four(step)))
-    (reading,) = recorder.flush().values()
+    (reading,) = table.send()().values()
     taps.detach()
     assert outputs[0].dtype is torch.bfloat16
     assert_true(reading.statistics, outputs)

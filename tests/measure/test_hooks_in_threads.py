@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, Recorder, Taps, plan
+from hookboard.measure import FORMULAS, Table, Taps, plan
 from hookboard.model.selection import select
 
 THREADS, CALLS = 4, 60
@@ -47,8 +47,8 @@ def readings():
     """Of a network of which each thread makes forward and backward passes of its own."""
     net = nn.Sequential(Doubles(), Doubles())
     own = Statistic("own", lambda x: x.double().square().sum(), merge="sum")
-    recorder = Recorder(plan((*FORMULAS, own)), torch.device("cpu"), histogram=True)
-    taps = Taps(select(net), ROLES, recorder.open)
+    table = Table(plan((*FORMULAS, own)), torch.device("cpu"), histogram=True)
+    taps = Taps(select(net), ROLES, table.open)
     taps.attach()
     taps.active = True
     inputs = [[normal(64 + k, 33 + call).requires_grad_() for call in range(CALLS)] for k in range(THREADS)]
@@ -58,7 +58,7 @@ def readings():
             (net(x) * x.detach()).sum().backward()
 
     in_threads(passes)
-    found = recorder.flush().values()
+    found = table.send()().values()
     taps.detach()
     return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 import torch
+from hookboard.measure.rows import RowBuffer
 
 from hookboard.measure import empty_row, native
-from hookboard.measure.rows import RowBuffer
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a table has measured is what float64 computes over all tensors of the step, whatever they are and who reads them.
+"""What a table has measured is what float64 computes over all tensors of the step, of any kind, whoever reads them.
 
 The cases are rows in which each pair of circumstances meets at least once.
 """
@@ -17,7 +17,8 @@ from hookboard.model.sites import Site
 
 AXES = {
     "dtype": ["float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "int32", "bool", "complex64"],
-    "layout": ["dense", "channels last", "transposed", "every second", "with gaps", "expanded", "wide", "coo", "nested"],
+    "layout": ["dense", "channels last", "transposed", "every second", "with gaps", "expanded", "wide", "coo"]
+    + ["nested"],
     "values": ["normal", "far from 0", "half zeros", "not finite", "constant", "beyond float32's squares"],
     "role": ["output", "grad_output", "parameter_update"],
     "calls": ["one", "three", "one of them empty", "of two shapes"],

@@ -47,9 +47,7 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
 
-def measure_gradients(
-    table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
-) -> None:
+def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
     """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
 
     Args:

@@ -1,4 +1,5 @@
 """Stub."""
+
 import torch
 
 WITHOUT_FLOAT64 = frozenset({"mps"})

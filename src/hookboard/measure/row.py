@@ -34,7 +34,7 @@ with all channels, 264 MB of a model with 8 billion parameters."""
 
 
 class Moments(NamedTuple):
-    """The columns of one merged row, on the host. `FIELDS` describes them; `abs_mean` is NaN where no statistic needs it.
+    """The columns of one merged row, see `FIELDS`, on the host; `abs_mean` is NaN where no statistic needs it.
 
     Each may also be an array, shape (n,), float64, with one number for each of n sites.
     """

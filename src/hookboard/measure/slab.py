@@ -190,11 +190,13 @@ class Slab:
         Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
         """
         self.follow()
-        places = [place for place in self.places.values() if (place.has_rows or place.is_empty) and not place.slot.is_off]
+        there = (place for place in self.places.values() if place.has_rows or place.is_empty)
+        places = [place for place in there if not place.slot.is_off]
         owns = [place.own for place in places if place.own is not None]
         further = [torch.stack(owns)] if owns else []
         further += [] if self.scale is None else [self.scale]
-        copied = sent_together([self.rows[: self._used].clone(), self.bins[: self._used_bins].clone(), *further, *along])
+        blocks = self.rows[: self._used].clone(), self.bins[: self._used_bins].clone()
+        copied = sent_together([*blocks, *further, *along])
         of_step = [(p, p.width if p.has_rows else 0, p.is_mixed, p.slot.dtype, p.own is not None) for p in places]
         has_scale = self.scale is not None
         self.forget()

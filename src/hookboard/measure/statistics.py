@@ -168,7 +168,7 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
 def joined(statistics: Sequence[Statistic], numbers: Tensor, others: Tensor) -> Tensor:
     """Merge numbers of the user's statistics with others, shape (..., statistics) each.
 
-    The numbers of `mean` are multiplied by how many elements each tensor has: they are added up, and divided at the end.
+    Those of `mean` are multiplied by how many elements each tensor has: they are added up, and divided at the end.
     """
     merged = numbers + others
     for place, statistic in enumerate(statistics):

@@ -307,8 +307,8 @@ class Table:
         for number, slot in enumerate(others.slots):
             if slot in places:
                 place = places[slot]
-                both = torch.from_numpy(columns.rows[place : place + 1]), torch.from_numpy(others.rows[number : number + 1])
-                columns.rows[place], columns.channels[place] = merge(*both).numpy()[0], None
+                row, other = torch.from_numpy(columns.rows[[place]]), torch.from_numpy(others.rows[[number]])
+                columns.rows[place], columns.channels[place] = merge(row, other).numpy()[0], None
                 if (more := others.own[number]) is not None and (own := columns.own[place]) is not None:
                     columns.own[place] = joined(self._plan.own, torch.from_numpy(own), torch.from_numpy(more)).numpy()
                 if (counts := others.bins[number]) is not None:
