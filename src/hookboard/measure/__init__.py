@@ -4,15 +4,15 @@
 step to the host, merges them over the ranks and makes the readings.
 
 `measure` returns the row of a single tensor, and `measure_channels` a row for each channel too. Three backends do the
-work, each in a file: `native` calls the kernel in C, `accelerator` those of Triton, and each has a `measure` that
-returns None for a tensor that its kernels cannot read; `by_torch` measures all. Recorders see tensors of the same form
-in each step, and ask the kernels with less overhead: `form_of` describes how the one in C reads a tensor, and `read`
-reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.
+work, each in a file: `native` calls the kernel in C, whose `measure` returns None for a tensor that it cannot read;
+`on_gpu` launches the one of Triton; `by_torch` measures all. Recorders see tensors of the same form in each step, and
+ask the kernels with less overhead: `form_of` describes how they read a tensor, and `read` in `native` and
+`measure_into` in `on_gpu`, which merges it into rows in memory, read others like it.
 """
 
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
-from hookboard.measure.card import measuring_device, needs_host
+from hookboard.measure.card import has_kernels, measuring_device, needs_host
 from hookboard.measure.columns import empty_row
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.fused import fused_layers
@@ -75,6 +75,7 @@ __all__ = [
     "empty_row",
     "form_of",
     "fused_layers",
+    "has_kernels",
     "hear_backward",
     "histograms",
     "hooked",

@@ -7,8 +7,47 @@ import torch
 from torch import Tensor
 
 from hookboard.base.torch_private import keep_for_stream
-from hookboard.measure.accelerator import Job, Target, measure_all_into, measure_into, new_bins, new_rows
+from hookboard.measure.card import has_kernels
+from hookboard.measure.histogram import BINS
+from hookboard.measure.memory import can_subtract
 from hookboard.measure.packet import SiteNumbers
+from hookboard.measure.row import WIDTH
+
+
+class Job(NamedTuple):
+    """A tensor that the kernels can read, less those of `minus`; its channels lie along `dim`."""
+
+    values: Tensor
+    minus: Tensor | None
+    dim: int | None
+    channels: int
+    rows: int
+
+
+def job_of(tensor: Tensor, dim: int | None, minus: Tensor | None) -> Job | None:
+    """Return how the kernels read a detached tensor, or a copy; None if they cannot."""
+    if not has_kernels(tensor.device):
+        return None
+    from hookboard.measure import on_gpu  # it imports Triton
+
+    values = on_gpu.readable(tensor, dim)
+    if values is None or not (minus is None or can_subtract(minus, values)):
+        return None
+    form = on_gpu.form_of(values, dim, has_bins=False, has_minus=False, with_abs_mean=True)
+    return None if form is None else Job(values, minus, dim, form.channels, form.rows)
+
+
+def new_rows(count: int, device: torch.device) -> Tensor:
+    """Return memory for rows, shape (count, WIDTH), float64."""
+    # A tensor made under inference_mode could not be changed in place outside of it.
+    with torch.inference_mode(False):
+        return torch.empty((count, WIDTH), dtype=torch.float64, device=device)
+
+
+def new_bins(count: int, device: torch.device) -> Tensor:
+    """Return empty bins of some sites, shape (count, BINS), int64."""
+    with torch.inference_mode(False):
+        return torch.zeros((count, BINS), dtype=torch.int64, device=device)
 
 
 class RowsAt(NamedTuple):
@@ -105,28 +144,32 @@ class Arena:
         """The indices of the sites that were measured since the last flush."""
         return set(self._has_common)
 
-    def measure(
-        self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
-    ) -> Sequence[int]:
-        """Merge tensors of different sites, divided by `scale`, into their rows and bins, in a few launches.
+    def measure(self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool) -> Sequence[int]:
+        """Merge tensors of different sites into their rows and bins, in a few launches.
 
         A job is the index of a site, the tensor, and whether to count bins. Returns those that could not be measured.
         """
-        targets = list[Target]()
-        failed: set[int] | None = None
+        from hookboard.measure import on_gpu  # it imports Triton
+
+        placed: list[tuple[tuple[int, int | None], on_gpu.Job]] = []
+        missing, alike = {*range(len(jobs))}, dict[tuple[int, int | None], list[int]]()
         try:
-            targets += map(self._target, *zip(*jobs, strict=True))
-            if len(targets) == 1 and targets[0].job.minus is None:  # there is a kernel with less overhead
-                found = [] if measure_into(targets[0], with_abs_mean=with_abs_mean, scale=scale) else targets
-            else:
-                found = measure_all_into(targets, with_abs_mean=with_abs_mean, scale=scale)
-            failed = {target.rows.data_ptr() for target in found}
+            for number, (index, job, has_bins) in enumerate(jobs):
+                parts, channels, start, is_fresh, bin_row = self._place(index, job, has_bins)
+                flags = {"has_bins": has_bins, "has_minus": job.minus is not None, "with_abs_mean": with_abs_mean}
+                form = on_gpu.form_of(job.values, job.dim if channels else None, **flags)
+                assert form is not None  # it is readable
+                placed.append((parts, (form, job.values, job.minus, start, is_fresh, bin_row)))
+                alike.setdefault(parts, []).append(number)
+            for (rows, bins), some in alike.items():
+                own = self._rows.parts[rows], None if bins is None else self._bins.parts[bins]
+                failed = {some[n] for n in on_gpu.measure_into([placed[n][1] for n in some], *own)}
+                missing -= {*some} - failed
         finally:
-            missing = [n for n, target in enumerate(targets) if failed is None or target.rows.data_ptr() in failed]
             for number in missing:
-                if targets[number].is_fresh:
+                if number < len(placed) and placed[number][1][4]:
                     self._has_common.pop(jobs[number][0])
-        return missing
+        return sorted(missing)
 
     def counts(self, index: int) -> Tensor:
         """Return the bins of a site, shape (BINS,), int64."""
@@ -135,7 +178,8 @@ class Arena:
             place = self._bins_of[index] = self._bins.take(1)
         return self._bins.parts[place[0]][place[1]]
 
-    def _target(self, index: int, job: Job, has_bins: bool) -> Target:
+    def _place(self, index: int, job: Job, has_bins: bool) -> tuple[tuple[int, int | None], int, int, bool, int]:
+        """Return the slabs of rows and bins, the channels, the first row, whether it is fresh, and the row of bins."""
         place, has_begun = self._places.get(index), index in self._has_common
         channels = job.channels
         if place is None or (not has_begun and place.channels != channels):
@@ -143,13 +187,14 @@ class Arena:
             place = RowsAt(slab, start, channels, self._rows.parts[slab][start : start + job.rows])
             self._places[index] = place
         # Before anything says that the rows are filled: memory may lack for the bins.
-        bins = self.counts(index) if has_bins else None
+        if has_bins:
+            self.counts(index)
         if not has_begun:
             self._has_common[index] = True
         elif place.channels != channels:
-            self._has_common[index] = False
-            job = job.without_channels()
-        return Target(job, place.rows, not has_begun, bins)
+            self._has_common[index], channels = False, 0
+        bins, bin_row = self._bins_of[index] if has_bins else (None, -1)
+        return (place.slab, bins), channels, place.start, not has_begun, bin_row
 
     def sent(self) -> tuple[list[Tensor], "Contents"]:
         """Return the tensors to copy to the host, and what finds the numbers of each site in the copies.

@@ -1,29 +1,15 @@
 """Measures values by torch's operations, where no kernel reads the tensor as it is. The host waits for no device."""
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hookboard.measure import accelerator, native
+from hookboard.measure import native
 from hookboard.measure.histogram import BINS, as_single, bins_of
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, WIDTH, ChannelRows, Row, unit_of
 from hookboard.measure.values import Values
-
-
-class Backend(Protocol):
-    """A backend with kernels of its own."""
-
-    def measure(
-        self, tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool
-    ) -> tuple[Row | None, ChannelRows | None] | None:
-        """Return the row of any tensor, and those of its channels along `dim`; None if the kernels cannot read it."""
-
-
-KERNELS: tuple[Backend, ...] = (native, accelerator)
-"""They are asked in this order."""
 
 BLOCK = 1 << 22
 """The number of elements measured at once, which bounds the memory of temporaries to some 80 MB: this is where a tensor
@@ -77,15 +63,12 @@ def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Chan
 
 
 def by_kernel(tensor: Tensor, dim: int | None, wanted: frozenset[str]) -> tuple[Row, ChannelRows | None] | None:
-    """Return what a kernel measures of a plain tensor.
+    """Return what the kernel in C measures of a plain tensor.
 
-    None if no kernel can read it, or if float64 cannot hold the squares of its values.
+    None if it cannot read it, or if float64 cannot hold the squares of its values.
     """
-    for kernel in KERNELS:
-        found = kernel.measure(tensor, dim, with_abs_mean="abs_mean" in wanted)
-        if found is not None and found[0] is not None:
-            return found[0], found[1]
-    return None
+    found = native.measure(tensor, dim, with_abs_mean="abs_mean" in wanted)
+    return None if found is None or found[0] is None else (found[0], found[1])
 
 
 def may_wait_for(tensor: Tensor) -> bool:

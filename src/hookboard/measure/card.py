@@ -1,20 +1,33 @@
-"""What a card can do."""
+"""What a device can do, and a copy to it."""
 
-import ctypes
 import functools
-import os
-from typing import Any
+import importlib
 
 import torch
+from torch import Tensor
 
-FASTER_THAN = 4
-"""Up to this ratio of single to double speed, kernels sum in float64; beyond it, pairs of float32 are faster."""
+DEVICES = {"cuda"}
+"""The types of devices that Triton's kernel runs on. Tests add the CPU, where Triton's interpreter runs it."""
+
+FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+"""The compute capabilities of NVIDIA's cards that add float64 at half the speed of float32, but for a few of them."""
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
 
-_SINGLE_TO_DOUBLE = 87
-"""CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO of CUDA's driver, which torch does not tell."""
+
+def has_kernels(device: torch.device) -> bool:
+    """Return True if tensors of a device may be measured by `on_gpu`, which may be imported only then."""
+    return device.type in DEVICES and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        return False
+    return True
 
 
 @functools.cache
@@ -23,25 +36,10 @@ def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 128
 
 
-@functools.cache
 def adds_float64_fast(device: torch.device) -> bool:
-    """Return True if a device adds float64 at a quarter of the speed of float32 or more; True if that is unknown.
-
-    It is not a matter of the generation: H100 has 1:2 and H20, of the same compute capability, 1:44.
-    """
-    if device.type != "cuda" or torch.version.hip:
-        return True
-    ratio, number = ctypes.c_int(), ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        bus: Any = torch.cuda.get_device_properties(device)
-        name = f"{bus.pci_domain_id:04x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0".encode()
-        # torch's numbers of devices are those of the runtime, which the driver need not share.
-        is_found = driver.cuDeviceGetByPCIBusId(ctypes.byref(number), name) == 0
-        is_known = is_found and driver.cuDeviceGetAttribute(ctypes.byref(ratio), _SINGLE_TO_DOUBLE, number) == 0
-    except (OSError, AttributeError):
-        return True
-    return not is_known or ratio.value <= FASTER_THAN
+    """Return True if a device is known to add float64 at half the speed of float32, or at an unknown one."""
+    is_nvidia = device.type == "cuda" and not torch.version.hip
+    return not is_nvidia or torch.cuda.get_device_capability(device) in FAST_FLOAT64
 
 
 def needs_host(device: torch.device) -> bool:
@@ -56,3 +54,15 @@ def measuring_device(device: torch.device) -> torch.device:
     device(type='cpu')
     """
     return torch.device("cpu") if needs_host(device) else device
+
+
+def uploaded_from(host: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of a tensor of the host on a device, without a wait for it.
+
+    Only a copy from page-locked memory is known not to wait. Its memory is used again once the copy is made.
+    """
+    if device.type != "cuda":
+        return host.to(device)
+    pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
+    pinned.copy_(host)
+    return pinned.to(device, non_blocking=True)

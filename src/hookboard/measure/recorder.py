@@ -13,7 +13,7 @@ from torch import Tensor
 from hookboard.base.jobs import Steps, finished
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, own_part
-from hookboard.measure.accelerator import Job, job_of
+from hookboard.measure.arena import Job, job_of
 from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.columns import empty_row
 from hookboard.measure.histogram import Histogram, histograms
@@ -25,7 +25,7 @@ from hookboard.measure.row import FIELDS, REQUESTABLE, WIDTH, ChannelRows, Row, 
 from hookboard.measure.rows import NO_CHANNELS
 from hookboard.measure.statistics import Plan
 from hookboard.measure.store import Store, Taken
-from hookboard.measure.values import blocks_of, single_at_least
+from hookboard.measure.values import blocks_of, single_at_least, unscaled
 from hookboard.model.layouts import shape_of
 from hookboard.model.sites import ROLES, Role, Site, Stage
 
@@ -62,13 +62,11 @@ class Waiting(NamedTuple):
     Args:
         slot: its site.
         job: how the kernels read it.
-        scale: it is divided by this, shape (); None to measure it as it is.
         again: the arguments of `_by_torch`, if the kernel cannot be launched.
     """
 
     slot: Slot
     job: Job
-    scale: Tensor | None
     again: tuple[Slot, Tensor, int | None, Tensor | None]
 
 
@@ -149,22 +147,22 @@ class Recorder:
 
     def _launch(self, together: dict[int, Waiting]) -> None:
         """Measure what waits for a common launch, and forget it."""
-        alike: dict[tuple[torch.device, bool], list[Waiting]] = {}
+        alike: dict[torch.device, list[Waiting]] = {}
         for each in together.values():
-            alike.setdefault((each.job.values.device, each.scale is None), []).append(each)
+            alike.setdefault(each.job.values.device, []).append(each)
         together.clear()
-        for (device, _), some in alike.items():
+        for device, some in alike.items():
             self._launch_alike(self._store(device), some)
 
     def _launch_alike(self, store: Store, waiting: Sequence[Waiting]) -> None:
-        """Measure tensors of one device with one scale; what no kernel can be launched for is measured by torch."""
+        """Measure tensors of one device; what no kernel can be launched for is measured by torch."""
         assert store.arena is not None  # otherwise none would wait
         jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in waiting]
         missing: Sequence[int] = range(len(waiting))
         try:
             with self._lock:
                 store.follow()
-                missing = store.arena.measure(jobs, with_abs_mean=self._with_abs_mean, scale=waiting[0].scale)
+                missing = store.arena.measure(jobs, with_abs_mean=self._with_abs_mean)
         except torch.OutOfMemoryError:
             pass  # torch measures one after the other, which needs less at once
         except Exception as error:  # the training goes on without them
@@ -335,16 +333,12 @@ class Recorder:
         store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
         with self._lock:  # the streams follow each other in the order of the launches
             store.follow()
-            # The kernels fill the moments alone, and divide by a scale in float32 alone.
-            if store.arena is None or self._plan.more:
+            if store.arena is None or self._plan.more:  # the kernels fill the moments alone
                 return False
-            if scale is not None and scale.dtype is not torch.float32:
-                return False
-            scale = None if scale is None else scale.to(part.device, non_blocking=True)
-            job = job_of(part, dim, minus)
+            job = job_of(part if scale is None else unscaled(part, scale), dim, minus)
             if job is None:
                 return False
-            waiting = Waiting(slot, job, scale, (slot, part, dim, minus))
+            waiting = Waiting(slot, job, (slot, part, dim, minus))
             if together is None:
                 self._launch_alike(store, [waiting])
                 return True

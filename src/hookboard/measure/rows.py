@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure.accelerator import uploaded_from
+from hookboard.measure.card import uploaded_from
 from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import report_missing_kernel

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hookboard.base.jobs import Steps
 from hookboard.base.torch_private import stream_number
-from hookboard.measure.accelerator import has_kernels, new_bins, report_compile_time
-from hookboard.measure.arena import Arena
+from hookboard.measure.arena import Arena, new_bins
+from hookboard.measure.card import has_kernels
 from hookboard.measure.columns import Columns
 from hookboard.measure.packet import SiteNumbers, sent_together
 from hookboard.measure.rows import RowBuffer
@@ -121,7 +121,6 @@ class Store:
         of_arena, contents = ([], None) if self.arena is None else self.arena.sent()
         arrived = sent_together([*parts, *of_arena])
         if self.arena is not None:
-            report_compile_time()
             self.arena.clear()
         # What they launch next is merged into the memory that is being copied.
         for stream in streams:
