@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookboard.measure import accelerator
-from hookboard.measure.memory import FIRST, LAST, RUNS, WHOLE, Shape, shape_in_memory
+from hookboard.measure.memory import FIRST, LAST, RUNS
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,7 +22,6 @@ FAST_FLOAT64 = {80, 90, 100}
 """Compute capabilities whose cards add float64 at half the speed of float32, most of them."""
 
 LAYOUTS = {
-    WHOLE: (torch.Size([1 << 24]), None),
     FIRST: (torch.Size([4096, 4096]), 0),
     RUNS: (torch.Size([64, 256, 56, 56]), 1),
     LAST: (torch.Size([8192, 4096]), 1),
@@ -37,54 +35,43 @@ class Variant(NamedTuple):
     dtype: str
     layout: int
     bins: bool = False
-    scale: bool = False
+    minus: bool = False
     abs_mean: bool = True
     aligned: bool = True
     together: bool = False
 
-    def job(self) -> accelerator.Job:
+    def form(self) -> Any:
+        """How the launcher measures it."""
+        from hookboard.measure import on_gpu
+
         shape, dim = LAYOUTS[self.layout]
-        # Only its dtype and address are looked at: it is the memory of two numbers.
-        memory = torch.empty(64, dtype=TYPES[self.dtype])
-        of_shape = shape_in_memory(shape, torch.empty(shape, device="meta").stride(), dim)
-        return accelerator.Job(memory[0 if self.aligned else 1 :], None, of_shape)
+        tensor = torch.empty(shape, device="meta", dtype=TYPES[self.dtype])
+        form = on_gpu.form_of(tensor, dim, has_bins=self.bins, has_minus=self.minus, with_abs_mean=self.abs_mean)
+        assert form.constants["LAYOUT"] == self.layout
+        return form
 
 
-def way_of(variant: Variant, shape: Shape | None = None) -> accelerator.Way:
-    """How the launcher measures it."""
-    flags = variant.aligned, variant.bins, variant.abs_mean, variant.scale
-    return accelerator._way(shape or variant.job().shape, TYPES[variant.dtype], torch.device("cpu"), *flags)
-
-
-def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
-    """The source of a kernel for such a card, and how many warps it has."""
+def source_of(capability: int, variant: Variant) -> Any:
+    """The source of the kernel for such a card."""
     from triton.compiler import ASTSource
 
-    from hookboard.measure import triton_kernel
+    from hookboard.measure import on_gpu
 
-    shape, warps = variant.job().shape, 8 if variant.bins else 4
-    if variant.together and shape.layout == WHOLE:
-        shape = shape._replace(layout=FIRST)
-    constants = {**way_of(variant, shape).constants, "PAIRS": capability not in FAST_FLOAT64}
-    if variant.together:
-        pointers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64", "copies": "*i32"}
-        numbers = {"jobs": "i32"}
-        kernel = triton_kernel.measure_many
-    else:
-        pointers = {"values": f"*{variant.dtype}", "scale": "*fp32", "counts": "*i64", "rows": "*fp64"}
-        pointers |= {"scratch": "*fp64", "counters": "*i32", "copies": "*i32"}
-        numbers = dict.fromkeys(["outer", "channels", "inner", "apart", "every"], "i64") | {"is_fresh": "i32"}
-        kernel = triton_kernel.measure
+    fast = {"PAIRS": capability not in FAST_FLOAT64}
+    constants = {**variant.form().constants, "IS_ALIGNED": variant.aligned, "HAS_TABLE": variant.together} | fast
+    pointers = {"values": f"*{variant.dtype}", "minus": f"*{variant.dtype}", "slab": "*fp64", "bins": "*i64"}
+    pointers |= {"scratch": "*fp64", "counters": "*i32", "table": "*i64"}
+    numbers = {"jobs": "i32", "programs": "i32"} | dict.fromkeys(["row", "bin_row", "outer", "channels"], "i64")
+    numbers |= {"inner": "i64", "every": "i64", "is_fresh": "i32"}
     signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    aligned = range(0 if variant.aligned else 1, len(pointers))
-    source = ASTSource(
-        kernel,
+    aligned = range(0 if variant.aligned else 2, len(pointers))
+    return ASTSource(
+        on_gpu.measure,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    return source, warps
 
 
 def compiled(capability: int, variant: Variant) -> Any:
@@ -92,15 +79,16 @@ def compiled(capability: int, variant: Variant) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    source, warps = source_of(capability, variant)
-    options = accelerator.options(warps)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    from hookboard.measure import on_gpu
+
+    options = on_gpu.OPTIONS | {"num_warps": on_gpu.WARPS[variant.bins]}
+    return triton.compile(source_of(capability, variant), target=GPUTarget("cuda", capability, 32), options=options)
 
 
 OF_A_FIRST_STEP = [
-    *(Variant("bf16", WHOLE, bins=bins) for bins in (False, True)),
+    *(Variant("bf16", FIRST, bins=bins) for bins in (False, True)),
     *(Variant("bf16", layout, bins=True, abs_mean=False) for layout in (RUNS, LAST)),
-    *(Variant("bf16", FIRST, abs_mean=False, aligned=aligned, together=True) for aligned in (True, False)),
+    *(Variant("bf16", FIRST, minus=minus, abs_mean=False, together=True) for minus in (False, True)),
 ]
 
 

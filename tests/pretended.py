@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 import hookboard
 from hookboard.base import torch_private
-from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, memory, merge_rows, plan
+from hookboard.measure import by_torch, memory, on_gpu
+from hookboard.measure.row import merge
 
 CUDA = torch.device("cuda", 0)
 PACKAGE = str(Path(hookboard.__file__).parent)
@@ -226,21 +227,28 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     """Something stands in for each name of `torch.cuda` that is asked for."""
 
     class Event:
-        """Is over when it has been waited for."""
+        """Is over when it is asked for the third time."""
 
         def __init__(self, **options: Any) -> None:
-            pass
+            self.questions = 0
 
         def record(self, stream: Any = None) -> None:
             pass
 
         def synchronize(self) -> None:
             device.wait("an event")
-            device.arrive()
+
+        def query(self) -> bool:
+            self.questions += 1
+            is_over = self.questions > 2
+            if is_over:
+                device.arrive()
+            return is_over
 
     class Stream:
         def __init__(self, index: int) -> None:
             self.device = torch.device("cuda", index)
+            self.cuda_stream = index
 
         def wait_event(self, event: Event) -> None:
             pass
@@ -266,9 +274,7 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr("hookboard.measure.store.stream_number", number_of_stream)
-    monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
-    monkeypatch.setattr("hookboard.measure.arena.keep_for_stream", device.kept_for_stream.append)
+    monkeypatch.setattr(on_gpu, "stream_number", number_of_stream)
 
 
 def number_of_stream(device: torch.device) -> int:
@@ -284,59 +290,62 @@ class PretendedAccelerator(CPUAccelerator):
 
 def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     """The kernels of Triton are launched by code of ours, and what they would measure is measured on the CPU."""
-    measure, many, state = accelerator.measure_into, accelerator._launch_many, accelerator._State()
+    alone, many = on_gpu.measure_into, on_gpu.Ready.measure_into
     device.launches = launches = []
 
-    def launch(name: str, way: Any, grid: Any, pointers: Any, numbers: Any) -> bool:
-        indices = {device.index_of(tensor) for tensor in pointers}
-        assert len(indices) == 1, f"the arguments of {name} lie on {indices}"
-        assert None not in indices, f"{name} was given memory of the host"
-        launches.append(name)
-        return True
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return self.launched
 
-    def alone(target: Any, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
-        if not measure(target, with_abs_mean=with_abs_mean, scale=scale):
-            return False
-        in_another_thread(as_kernels_do, target, scale)
-        return True
+        def launched(self, *given: Any, HAS_TABLE: bool, **constants: Any) -> None:  # noqa: N803
+            name, pointers = "measure_many" if HAS_TABLE else "measure", given[:7]
+            indices = {device.index_of(tensor) for tensor in pointers}
+            assert len(indices) == 1, f"the arguments of {name} lie on {indices}"
+            assert None not in indices, f"{name} was given memory of the host"
+            launches.append(name)
 
-    def together(targets: Any, scale: Tensor | None) -> bool:
-        if not many(targets, scale):
-            return False
-        for target, _ in targets:
-            in_another_thread(as_kernels_do, target, scale)
-        return True
+    def one(jobs: Any, slab: Tensor, bins: Tensor | None = None) -> list[int]:
+        failed = alone(jobs, slab, bins)
+        if len(jobs) == 1 and not failed:
+            in_another_thread(as_kernels_do, *jobs[0], slab, bins)
+        return failed
 
-    monkeypatch.setattr(accelerator, "_state", state)
-    monkeypatch.setattr(accelerator, "_launch", launch)
-    monkeypatch.setattr(accelerator, "measure_into", alone)
-    monkeypatch.setattr("hookboard.measure.arena.measure_into", alone)
-    monkeypatch.setattr(accelerator, "_launch_many", together)
+    def together(self: Any, values: Any, minus: Any, is_fresh: Any, slab: Tensor, bins: Tensor | None) -> list[int]:
+        failed = many(self, values, minus, is_fresh, slab, bins)
+        for place, form in enumerate(self.forms):
+            if place not in failed:
+                row, bin_row, fresh = self.table[place, [6, 7, 12]].tolist()
+                job = form, values[place], minus[place], row, bool(fresh), bin_row
+                in_another_thread(as_kernels_do, *job, slab, bins)
+        return failed
+
+    monkeypatch.setattr(on_gpu, "_compiled", {})
+    monkeypatch.setattr(on_gpu, "_failed", set())
+    monkeypatch.setattr(on_gpu, "_workspaces", {})
+    monkeypatch.setattr(on_gpu, "measure", Kernel())
+    monkeypatch.setattr(on_gpu, "measure_into", one)
+    monkeypatch.setattr(on_gpu.Ready, "measure_into", together)
 
 
-def as_kernels_do(target: Any, scale: Tensor | None) -> None:
-    """What the kernels do with a tensor, on the CPU."""
-    job, form = target.job, target.job.shape
+def as_kernels_do(
+    form: Any, values: Tensor, minus: Tensor | None, row: int, is_fresh: bool, bin_row: int, slab: Tensor, bins: Any
+) -> None:
+    """What the kernel does with a tensor, on the CPU."""
+    _, outer, channels, inner, every = form.numbers
+    layout = form.constants["LAYOUT"]
 
-    def numbers(tensor: Tensor, apart: int) -> Tensor:
+    def numbers(tensor: Tensor) -> Tensor:
         shape, stride = {
-            memory.WHOLE: ((form.inner,), (1,)),
-            memory.FIRST: ((form.channels, form.inner), (apart, 1)),
-            memory.RUNS: ((form.outer, form.channels, form.inner), (form.channels * apart, apart, 1)),
-            memory.LAST: ((form.outer, form.channels), (form.channels, 1)),
-        }[form.layout]
+            memory.FIRST: ((channels, inner), (inner, 1)),
+            memory.RUNS: ((outer, channels, inner), (channels * inner, inner, 1)),
+            memory.LAST: ((outer, channels), (channels, 1)),
+        }[layout]
         return tensor.detach().as_strided(shape, stride)
 
-    values, every = numbers(job.values, form.apart), plan(list(FORMULAS))
-    values = values if job.minus is None else values.float() - numbers(job.minus, form.inner).float()
-    found = torch.zeros(BINS, dtype=torch.long)
-    rows = torch.as_tensor(measure(values, every, counts=found, scale=scale), dtype=torch.float64)[None]
-    if form.every:
-        dim = 0 if form.layout == memory.FIRST else 1
-        rows = torch.cat([rows, torch.as_tensor(measure_channels(values, dim, every, scale=scale)[1])])
-    if not target.is_fresh:
-        owner = torch.arange(len(rows)).repeat(2)
-        rows = merge_rows(torch.cat([target.rows[: len(rows)], rows]), owner, len(rows), ())
-    target.rows[: len(rows)] = rows
-    if target.counts is not None:
-        target.counts.add_(found)
+    values = numbers(values) if minus is None else numbers(values).float() - numbers(minus).float()
+    dim = (0 if layout == memory.FIRST else 1) if every else None
+    rows = by_torch.rows_of(values.double(), dim)
+    own = slab[row : row + len(rows)]
+    own.copy_(rows if is_fresh else merge(own, rows))
+    if bin_row >= 0:
+        by_torch.count_into(bins[bin_row], values)

@@ -25,7 +25,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.measure import accelerator
+from hookboard.measure import card
 
 STEPS = 5
 DATA = batches(*[8] * STEPS)
@@ -45,7 +45,7 @@ def device(request, monkeypatch):
     if request.param == "the kernels":
         pretend_kernels(device, monkeypatch)
     else:
-        monkeypatch.setattr(accelerator, "DEVICES", set())
+        monkeypatch.setattr(card, "DEVICES", set())
     return device
 
 

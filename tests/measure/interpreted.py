@@ -12,9 +12,8 @@ from triton.language import semantic
 from ways import statistics
 
 from hookboard import Statistic
-from hookboard.measure import BINS, FORMULAS, WIDTH, Recorder, accelerator, memory, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, Table, card, memory, native, on_gpu, plan
 from hookboard.measure.histogram import as_single, bins_of
-from hookboard.measure.values import unscaled
 from hookboard.model.sites import Site
 
 sys.path.append(str(Path(__file__).parent))
@@ -23,7 +22,7 @@ from test_truth import MANY_VALUES
 # Of older interpreters of Triton, on what they do themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning")
 ALL = plan(list(FORMULAS))
-FLOATS = list(accelerator.DTYPES)
+FLOATS = list(on_gpu.DTYPES)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
@@ -31,9 +30,10 @@ every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def kernel_is_used(monkeypatch):
     """Tensors of the CPU take the way of an accelerator; a kernel that fails is an error."""
     monkeypatch.setattr(native, "_native", None)
-    monkeypatch.setattr(accelerator, "_state", accelerator._State())
-    monkeypatch.setattr(accelerator, "DEVICES", {"cpu"})
-    monkeypatch.setattr(accelerator, "warn_switched_off", _fail)
+    monkeypatch.setattr(on_gpu, "_failed", set())
+    monkeypatch.setattr(on_gpu, "_compiled", {})
+    monkeypatch.setattr(card, "DEVICES", {"cpu"})
+    monkeypatch.setattr(on_gpu, "warn_switched_off", _fail)
 
 
 def _fail(what, error):
@@ -55,27 +55,25 @@ def one_false_is_a_mask(monkeypatch):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 64 groups or 2 positions, so that few values make many programs with several tiles each."""
-    tiles = accelerator._tiles
+    tile = on_gpu._tile
 
-    def small(layout, dtype, has_bins):
-        rows = 8 if layout == memory.LAST else 16
-        return tiles(layout, dtype, has_bins)._replace(rows=rows, at_once=4 if has_bins else 1)
+    def small(layout, vector, has_bins):
+        _, wide, _ = tile(layout, vector, has_bins)
+        return 8 if layout == memory.LAST else 16, wide, 4 if has_bins else 1
 
-    monkeypatch.setattr(accelerator, "_tiles", small)
-    monkeypatch.setattr(accelerator, "MIN_BINNED_VALUES", 300)
-    monkeypatch.setattr(accelerator, "_way", accelerator._way.__wrapped__)  # keeps nothing from one test to another
+    monkeypatch.setattr(on_gpu, "_tile", small)
+    monkeypatch.setattr(on_gpu, "MIN_BINNED_VALUES", 300)
+    monkeypatch.setattr(on_gpu, "_form", on_gpu._form.__wrapped__)  # keeps nothing from one test to another
 
 
-@pytest.fixture(params=["in shared memory", "in copies", "in one copy"])
+@pytest.fixture(params=["in shared memory", "one by one"])
 def bins_are_counted(request, monkeypatch, small_tiles):
-    if request.param != "in shared memory":
-        monkeypatch.setattr(accelerator, "FIRST_WITH_SHARED_BINS", (99, 0))
-        monkeypatch.setattr(accelerator, "COPIES", 3 if request.param == "in copies" else 1)
+    monkeypatch.setattr(on_gpu, "IS_SHARED", request.param == "in shared memory")
 
 
 @pytest.fixture
 def pairs(monkeypatch, small_tiles):
-    monkeypatch.setattr(accelerator, "adds_float64_fast", lambda device: False)
+    monkeypatch.setattr(on_gpu, "adds_float64_fast", lambda device: False)
 
 
 PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities"]
@@ -89,19 +87,47 @@ def test_sums_of_pairs_are_as_true(pairs, name):
 
 
 def launches(monkeypatch):
-    """The names of the kernels that are launched from now on."""
-    names, launch = [], accelerator._launch
-    monkeypatch.setattr(accelerator, "_launch", lambda name, *rest: names.append(name) or launch(name, *rest))
-    return names
+    """How many tensors each launch measures from now on."""
+    numbers, launch = [], on_gpu._launch
+
+    def counted(*given):
+        numbers.append(1 if given[-2] is None else len(given[-2]))
+        return launch(*given)
+
+    monkeypatch.setattr(on_gpu, "_launch", counted)
+    return numbers
 
 
-def measured(values, dim=None, *, counts=None, scale=None, into=None):
+def job_of(values, dim=None, minus=None, *, row=0, is_fresh=True, bin_row=-1):
+    values = on_gpu.readable(values, dim)
+    form = on_gpu.form_of(values, dim, has_bins=bin_row >= 0, has_minus=minus is not None, with_abs_mean=True)
+    return form, values, minus, row, is_fresh, bin_row
+
+
+def slab_for(jobs):
+    """Memory for the rows of jobs, one after the other; and the jobs with these rows."""
+    ends = np.cumsum([form.rows for form, *_ in jobs]).tolist()
+    jobs = [(*job[:3], row, *job[4:]) for job, row in zip(jobs, [0, *ends], strict=False)]
+    return torch.full((ends[-1], WIDTH), math.nan, dtype=torch.float64), jobs
+
+
+def own_rows(slab, job):
+    return slab[job[3] : job[3] + job[0].rows]
+
+
+def measured(values, dim=None, *, counts=None, into=None):
     """The rows that the kernel gives of a tensor: its own, then those of its channels."""
-    job = accelerator.job_of(values, dim)
-    rows = torch.full((job.rows, WIDTH), math.nan, dtype=torch.float64) if into is None else into
-    target = accelerator.Target(job, rows, into is None, counts)
-    assert accelerator.measure_into(target, with_abs_mean=True, scale=scale)
-    return rows
+    job = job_of(values, dim, row=2, is_fresh=into is None, bin_row=-1 if counts is None else 1)
+    slab = torch.full((job[0].rows + 4, WIDTH), 7.0, dtype=torch.float64)
+    own = own_rows(slab, job)
+    own.copy_(torch.full_like(own, math.nan) if into is None else into)
+    bins = None if counts is None else torch.stack([torch.zeros_like(counts), counts])
+    assert on_gpu.measure_into([job], slab, bins) == []
+    assert (slab[[0, 1, -2, -1]] == 7).all(), "rows of others are left alone"
+    if bins is not None:
+        assert not bins[0].any()
+        counts.copy_(bins[1])
+    return own
 
 
 def counts():
@@ -122,7 +148,7 @@ def assert_rows(rows, tensors, dim, every=1):
 SHORT = {
     name: values
     for name, values in MANY_VALUES.items()
-    if values.dtype in accelerator.DTYPES and 0 < values.numel() <= 20_000 and values.is_contiguous()
+    if values.dtype in on_gpu.DTYPES and 0 < values.numel() <= 20_000 and values.is_contiguous()
 }
 """Others are in SHAPES."""
 
@@ -143,25 +169,17 @@ def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, first, mean):
 
 
 def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "processors", lambda device: 1)
-    monkeypatch.setattr(accelerator, "PROGRAMS_PER_PROCESSOR", 1)
+    monkeypatch.setattr(on_gpu, "processors", lambda device: 1)
+    monkeypatch.setattr(on_gpu, "PROGRAMS_PER_PROCESSOR", 1)
     values = torch.cat([torch.full((200,), math.nan), normal(900, mean=12345.678, std=0.005)])
     assert_true(statistics(measured(values)[0]), [values])
 
 
 def test_a_channel_without_a_finite_value_in_the_first_tiles_takes_no_precision(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "processors", lambda device: 1)
+    monkeypatch.setattr(on_gpu, "processors", lambda device: 1)
     values = normal(200, 4, mean=1e5, std=0.1)
     values[:40, 1], values[:8, 2], values[:, 3] = math.nan, -math.inf, math.nan
     assert_rows(measured(values, 1)[1:], [values], 1)
-
-
-def test_no_program_has_more_tiles_than_its_counts_hold():
-    shape = memory.Shape(memory.FIRST, 1, 300, 2047 * 8192, 2047 * 8192, 1)
-    tiles = accelerator._tiles(memory.FIRST, torch.bfloat16, has_bins=True)
-    programs, _ = accelerator._grid(shape, tiles, torch.device("cpu"), has_bins=True)
-    blocks = -(-shape.inner // (tiles.rows * tiles.wide * tiles.at_once))
-    assert -(-blocks // programs) * tiles.at_once <= accelerator.MAX_TILES
 
 
 @pytest.mark.parametrize("length", [49, 98, 103])
@@ -185,7 +203,7 @@ def test_a_tensor_that_begins_anywhere_is_true(small_tiles, dtype):
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "processors", lambda device: 2)
+    monkeypatch.setattr(on_gpu, "processors", lambda device: 2)
     values = torch.cat([torch.zeros(100), normal(900, mean=1e4, std=0.1), normal(400, std=1e30), normal(5)])
     assert_true(statistics(measured(values)[0]), [values])
 
@@ -248,19 +266,8 @@ def test_bins_are_exactly_those_of_torch(bins_are_counted, dtype, shape, memory_
     values, found = values.view(shape).to(memory_format=memory_format), counts() + 7
     for _ in range(2):  # what is left in memory would be found the second time
         measured(values, dim, counts=found)
-    assert torch.equal(found - 7, 2 * finite_bins(values))
-
-
-@pytest.mark.parametrize("dtype", FLOATS[1:], ids=str)
-@pytest.mark.parametrize("dim", [None, 1])
-def test_a_scale_is_divided_out_as_torch_does_it(small_tiles, dtype, dim):
-    values, scale = normal(30, 10, dtype=dtype), torch.tensor(3.0)
-    found, true = counts(), unscaled(values, scale)
-    rows = measured(values, dim, counts=found, scale=scale)
-    assert_true(statistics(rows[0]), [true])
-    assert torch.equal(found, finite_bins(true))
-    if dim is not None:
-        assert_rows(rows[1:], [true], dim)
+    true = values if on_gpu.IS_SHARED else values + 0  # -0 is counted as 0
+    assert torch.equal(found - 7, 2 * finite_bins(true))
 
 
 DIFFERENT = {
@@ -273,50 +280,73 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeypatch, dtype):
-    names, targets, true = launches(monkeypatch), [], []
+    numbers, jobs, true = launches(monkeypatch), [], []
     for make, dim in DIFFERENT.values():
         tensor = make(dtype)
         less = (tensor * 0.99).contiguous()
         for minus in (None, less):
-            job = accelerator.job_of(tensor, None if minus is not None else dim, minus)
-            targets.append(accelerator.Target(job, torch.empty(job.rows, WIDTH, dtype=torch.float64), True, None))
+            jobs.append(job_of(tensor, None if minus is not None else dim, minus))
             true.append(tensor if minus is None else tensor.float() - minus.float())
-    assert not accelerator.measure_all_into(targets, with_abs_mean=True)
-    assert names == ["measure_many"] * 2, "those that are aligned, and those that are not"
-    for target, values in zip(targets, true, strict=True):
-        assert_true(statistics(target.rows[0]), [values])
-        if target.job.channels:
-            assert_rows(target.rows[1:], [values], 0)
+    slab, jobs = slab_for(jobs)
+    assert not on_gpu.measure_into(jobs, slab)
+    assert numbers == [3, 1, 3, 1], "of tensors and of differences those that are aligned, and those that are not"
+    for job, values in zip(jobs, true, strict=True):
+        own = own_rows(slab, job)
+        assert_true(statistics(own[0]), [values])
+        if job[0].channels:
+            assert_rows(own[1:], [values], 0)
+
+
+def test_a_difference_alone_is_true(small_tiles):
+    after, before = normal(30, 8), normal(30, 8)
+    slab, jobs = slab_for([job_of(after, minus=before)])
+    assert not on_gpu.measure_into(jobs, slab)
+    assert_true(statistics(slab[0]), [after - before])
 
 
 def test_tensors_that_are_measured_together_have_bins_of_their_own(bins_are_counted):
-    tensors = [normal(50), normal(400, std=5.0), normal(40, std=9.0)]
-    found, rows = [counts() for _ in tensors], torch.empty(3, 1, WIDTH, dtype=torch.float64)
-    jobs = map(accelerator.job_of, tensors)
-    targets = [accelerator.Target(*each) for each in zip(jobs, rows, [True] * 3, found, strict=True)]
-    assert not accelerator.measure_all_into(targets, with_abs_mean=True)
-    for tensor, bins in zip(tensors, found, strict=True):
-        assert torch.equal(bins, finite_bins(tensor))
+    tensors = [normal(50), normal(400, std=5.0).relu(), normal(40, std=9.0)]
+    slab, jobs = slab_for([job_of(tensor, bin_row=place) for tensor, place in zip(tensors, [2, 0, 1], strict=True)])
+    bins = torch.zeros(3, BINS, dtype=torch.long)
+    assert not on_gpu.measure_into(jobs, slab, bins)
+    for tensor, place in zip(tensors, [2, 0, 1], strict=True):
+        assert torch.equal(bins[place], finite_bins(tensor))
 
 
-def recorder(channels=None, **options):
-    mine = Recorder(ALL, torch.device("cpu"), histogram=True, channels=channels, **options)
+def test_a_ready_table_measures_other_tensors_of_the_same_forms(small_tiles, monkeypatch):
+    numbers = launches(monkeypatch)
+    shapes = [(8, 16), (6, 8), (30, 4)]
+    slab, jobs = slab_for([job_of(normal(*shape), 0) for shape in shapes])
+    ready, seen = on_gpu.Ready(jobs), []
+    for is_fresh in (True, False):
+        tensors = [normal(*shape) for shape in shapes]
+        tensors[2] = normal(121)[1:].view(30, 4)  # it begins elsewhere than the others
+        seen.append(tensors)
+        assert not ready.measure_into(tensors, 3 * [None], is_fresh, slab, None)
+    assert numbers == [2, 1] * 2
+    for job, parts in zip(jobs, zip(*seen, strict=True), strict=True):
+        assert_true(statistics(own_rows(slab, job)[0]), parts)
+        assert_rows(own_rows(slab, job)[1:], parts, 0)
+
+
+def table(channels=None, **options):
+    mine = Table(ALL, torch.device("cpu"), histogram=True, channels=channels, **options)
     assert mine._main.arena is not None
     return mine
 
 
 def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, monkeypatch):
-    mine = recorder(lambda site, tensor: 1)
+    mine = table(lambda site, tensor: 1)
     tensors = {name: normal(30, 4 + len(name), mean=len(name)) for name in ("a", "bb")}
-    names = launches(monkeypatch)
+    numbers = launches(monkeypatch)
     for _ in range(2):  # in the second step there is memory already
-        names.clear()
+        numbers.clear()
         for name, tensor in tensors.items():
             observe = mine.open(Site(name, "output"))
             observe(tensor)
             observe(tensor[:10])
-        assert names == ["measure"] * 4
-        readings = {reading.site.path: reading for reading in mine.flush().values()}
+        assert numbers == [1] * 4
+        readings = {reading.site.path: reading for reading in mine.send()().values()}
         for name, tensor in tensors.items():
             parts = [tensor, tensor[:10]]
             assert_true(readings[name].statistics, parts)
@@ -325,38 +355,38 @@ def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, m
 
 
 def test_calls_with_other_channels_leave_the_row_of_the_site_until_the_next_step(small_tiles):
-    mine = recorder(lambda site, tensor: 1)
+    mine = table(lambda site, tensor: 1)
     observe = mine.open(Site("a", "output"))
     for parts, has_channels in (([normal(9, 4), normal(9, 5)], False), ([normal(9, 5), normal(3, 5)], True)):
         for part in parts:
             observe(part)
-        (reading,) = mine.flush().values()
+        (reading,) = mine.send()().values()
         assert_true(reading.statistics, parts)
         assert (reading.channels is not None) is has_channels
 
 
 def test_calls_of_a_site_that_no_kernel_reads_are_merged_with_those_that_one_does(small_tiles):
-    mine, parts = recorder(), [normal(300), normal(50, dtype=torch.float64), normal(20).to_sparse()]
+    mine, parts = table(), [normal(300), normal(50, dtype=torch.float64), normal(20).to_sparse()]
     for part in parts:
         mine.open(Site("a", "output"))(part)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, [part.to_dense() for part in parts])
     assert reading.histogram.counts.sum() == 370
 
 
-def test_a_gradient_of_a_recorder_is_unscaled_by_the_kernel(monkeypatch):
-    mine = recorder()
+def test_a_gradient_of_a_recorder_is_unscaled(monkeypatch):
+    mine = table()
     mine.scale = torch.tensor(1024.0)
     gradient = normal(10, 20, dtype=torch.float16)
-    names = launches(monkeypatch)
+    numbers = launches(monkeypatch)
     mine.open(Site("a", "grad_output"))(gradient)
-    assert names == ["measure"]
-    (reading,) = mine.flush().values()
+    assert numbers == [1]
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, [gradient.double() / 1024])
 
 
-def test_all_weights_and_their_updates_take_two_launches(small_tiles, monkeypatch):
-    mine, names, given, true = recorder(), launches(monkeypatch), [], {}
+def test_all_weights_and_their_updates_take_three_launches(small_tiles, monkeypatch):
+    mine, numbers, given, true = table(), launches(monkeypatch), [], {}
     for number, shape in enumerate([(8, 16), (8,), (3, 3), (16, 4)]):
         after, before = normal(*shape), normal(*shape, std=0.5)
         name = f"layer.{number}"
@@ -368,80 +398,80 @@ def test_all_weights_and_their_updates_take_two_launches(small_tiles, monkeypatc
             (name, "parameter_update"): after - before,
         }
     mine.observe_all(given)
-    # With bins or without, and begun at 16 bytes or not: (3, 3) is too, as one run.
-    assert names == ["measure_many"] * 2
-    for reading in mine.flush().values():
+    assert numbers == [4] * 3, "with bins, without, and differences"
+    for reading in mine.send()().values():
         assert_true(reading.statistics, [true[reading.site.name, reading.site.role]])
 
 
 def test_what_a_kernel_cannot_measure_of_several_weights_is_measured_by_torch(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "_launch", lambda *args: False)
-    mine, weights = recorder(), {"a": normal(8, 4), "b": normal(3)}
+    monkeypatch.setattr(on_gpu, "_launch", lambda *args: False)
+    mine, weights = table(), {"a": normal(8, 4), "b": normal(3)}
     mine.observe_all((Site(name, "parameter"), weight, None) for name, weight in weights.items())
-    for reading in mine.flush().values():
+    for reading in mine.send()().values():
         assert_true(reading.statistics, [weights[reading.site.name]])
         assert reading.histogram.counts.sum() == weights[reading.site.name].numel()
 
 
 def test_statistics_of_the_whole_tensor_stand_behind_the_merged_row():
     largest = Statistic("largest", lambda x: x.max(), merge="max")
-    mine, values = Recorder(plan(["mean", "std", largest]), torch.device("cpu")), normal(500)
+    mine, values = Table(plan(["mean", "std", largest]), torch.device("cpu")), normal(500)
     mine.open(Site("a", "output"))(values)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert reading.statistics["largest"] == values.max()
 
 
 def fails_to_launch(monkeypatch, *messages):
     """Each launch fails with the next of these messages, then all work; returns what is said of it."""
-    said, errors, compiled = [], list(messages), accelerator._compiled
-    monkeypatch.setattr(accelerator, "_state", accelerator._State())
-    monkeypatch.setattr(accelerator, "warn_switched_off", lambda what, error: said.append(str(error)))
+    said, errors, workspace = [], list(messages), on_gpu._workspace
+    monkeypatch.setattr(on_gpu, "warn_switched_off", lambda what, error: said.append(str(error)))
 
     def failing(*args):
         if errors:
             raise RuntimeError(errors.pop(0))
-        return compiled(*args)
+        return workspace(*args)
 
-    monkeypatch.setattr(accelerator, "_compiled", failing)
+    monkeypatch.setattr(on_gpu, "_workspace", failing)
     return said
 
 
 def test_where_a_kernel_fails_torch_measures_and_one_warning_says_so(monkeypatch):
     said = fails_to_launch(monkeypatch, "no such instruction")
-    mine, values = recorder(), normal(100)
+    mine, values = table(), normal(100)
     mine.open(Site("a", "output"))(values)
     mine.open(Site("a", "output"))(values)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, [values] * 2)
     assert reading.histogram.counts.sum() == 200
     assert said == ["no such instruction"]
 
 
+def launched(tensor):
+    """Whether a tensor could be measured."""
+    slab, jobs = slab_for([job_of(tensor)])
+    return on_gpu.measure_into(jobs, slab) == []
+
+
 def test_a_variant_that_fails_leaves_the_others(monkeypatch):
-    fails_to_launch(monkeypatch, "no such instruction")
-    for dtype in (torch.float32, torch.bfloat16):
-        target = accelerator.Target(
-            accelerator.job_of(normal(9, dtype=dtype)), torch.empty(1, WIDTH).double(), True, None
-        )
-        assert accelerator.measure_into(target, with_abs_mean=True) is (dtype is torch.bfloat16)
+    said = fails_to_launch(monkeypatch, "no such instruction")
+    worked = [launched(normal(9, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float32)]
+    assert worked == [False, True, False]
+    assert said == ["no such instruction"]
 
 
 def test_a_lack_of_memory_is_not_the_end_of_a_kernel(monkeypatch):
     said = fails_to_launch(monkeypatch, "Triton Error [CUDA]: out of memory")
-    target = accelerator.Target(accelerator.job_of(normal(9)), torch.empty(1, WIDTH).double(), True, None)
-    assert [accelerator.measure_into(target, with_abs_mean=True) for _ in range(2)] == [False, True]
+    assert [launched(normal(9)) for _ in range(2)] == [False, True]
     assert not said
 
 
-def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
-    said, state = [], accelerator._State()
-    monkeypatch.setattr(accelerator, "_state", state)
-    monkeypatch.setattr(accelerator, "inform", said.append)
-    for seconds in (0.5, 3.2, 9.0):
-        state.seconds += seconds
-        accelerator.report_compile_time()
+def test_long_compiling_is_said(monkeypatch):
+    said, seconds = [], iter([10.0, 13.2, 20.0, 20.9])
+    monkeypatch.setattr(on_gpu, "inform", said.append)
+    monkeypatch.setattr(on_gpu.time, "perf_counter", lambda: next(seconds))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert launched(normal(9, dtype=dtype))
     assert len(said) == 1
-    assert "took 3.7 s" in said[0]
+    assert "kernels for the GPU are compiled" in said[0]
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((9, 20), 1), ((2, 20, 3, 2), 1), ((20, 2), 0)], ids=str)
@@ -449,7 +479,7 @@ def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch
     monkeypatch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 16)
     memory.shape_in_memory.cache_clear()
     tensor = normal(*shape)
-    rows = measured(tensor * 1024, dim, scale=torch.tensor(1024.0))
+    rows = measured(tensor, dim)
     memory.shape_in_memory.cache_clear()
     assert_rows(rows[1:], [tensor], dim, every=2)
     assert_true(statistics(rows[0]), [tensor])

@@ -12,12 +12,11 @@ from types import SimpleNamespace
 
 import torch
 import triton
-from hookboard.measure.accelerator import Target, job_of, new_rows
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from hookboard.measure import accelerator
+from hookboard.measure import card, on_gpu
 
 launched = []
 
@@ -26,10 +25,10 @@ class Launcher:
     """In place of what calls the driver with the arguments of a kernel."""
 
     def __init__(self, source, metadata):
-        self.name = source.fn.__name__
+        pass
 
     def __call__(self, *given):
-        launched.append((self.name, given[9:]))  # after the grid, the stream, the kernel and what watches it
+        launched.append(given[9:])  # after the grid, the stream, the kernel and what watches it
 
 
 class Driver:
@@ -61,31 +60,29 @@ class Driver:
         return self.target
 
 
-def measured(tensor):
-    job = job_of(tensor)
-    return accelerator.measure_into(Target(job, new_rows(job.rows, tensor.device), True, None), with_abs_mean=True)
+def job_of(tensor, row=0):
+    form = on_gpu.form_of(tensor, has_bins=False, has_minus=False, with_abs_mean=True)
+    return form, tensor, None, row, True, -1
 
 
 def main(backend, architecture, warp):
     architecture = int(architecture) if architecture.isdigit() else architecture
     driver.set_active(Driver(GPUTarget(backend, architecture, int(warp))))
-    accelerator.DEVICES.add("cpu")
+    card.DEVICES.add("cpu")
     found, run = [], JITFunction.run
     JITFunction.run = lambda self, *given, **options: found.append(self.__name__) or run(self, *given, **options)
-    tensor = torch.zeros(64, 256)
-    worked = [measured(tensor), measured(tensor), measured(tensor.view(-1)[1:])]
-    job = job_of(tensor)
-    targets = [Target(job, new_rows(1, tensor.device), True, None) for _ in range(3)]
-    worked += [not accelerator.measure_all_into(targets, with_abs_mean=False) for _ in range(2)]
+    tensor, slab = torch.zeros(64, 256), torch.zeros(3, 10, dtype=torch.float64)
+    worked = [on_gpu.measure_into([job_of(each)], slab) for each in (tensor, tensor, tensor.view(-1)[1:])]
+    worked += [on_gpu.measure_into([job_of(tensor, row) for row in range(3)], slab) for _ in range(2)]
     print(
         json.dumps(
             {
-                "worked": worked,
-                "launched": [name for name, _ in launched],
-                "looked up": found,
-                "same numbers": [each[7:] for _, each in launched[:2]],
-                "same of many": [each[4:] for _, each in launched[-2:]],
-                "given up": len(accelerator._state.failed),
+                "failed": worked,
+                "launched": len(launched),
+                "looked up": len(found),
+                "same numbers": [each[7:] for each in launched[:2]],
+                "same of many": [each[7:] for each in launched[-2:]],
+                "given up": len(on_gpu._failed),
                 "triton": triton.__version__,
             }
         )

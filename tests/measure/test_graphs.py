@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from hookboard.measure.table import Table
 from oracle import assert_true
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import graphs
 from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import select

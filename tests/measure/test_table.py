@@ -17,8 +17,7 @@ from hookboard.model.sites import Site
 
 AXES = {
     "dtype": ["float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "int32", "bool", "complex64"],
-    "layout": ["dense", "channels last", "transposed", "every second", "with gaps", "expanded", "wide", "coo"]
-    + ["nested"],
+    "layout": "dense, channels last, transposed, every second, with gaps, expanded, wide, coo, nested".split(", "),
     "values": ["normal", "far from 0", "half zeros", "not finite", "constant", "beyond float32's squares"],
     "role": ["output", "grad_output", "parameter_update"],
     "calls": ["one", "three", "one of them empty", "of two shapes"],

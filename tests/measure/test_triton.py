@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_sources import LAYOUTS, OF_A_FIRST_STEP, TYPES, Variant, compiled, way_of
+from kernel_sources import LAYOUTS, OF_A_FIRST_STEP, TYPES, Variant, compiled
 
-from hookboard.measure import accelerator, memory
+from hookboard.measure import memory
 from hookboard.measure.histogram import bins_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton here")
@@ -45,9 +45,9 @@ def variants() -> Iterator[Variant]:
             for dtype, *flags in itertools.product(TYPES, *5 * [(True, False)]):
                 yield Variant(dtype, layout, *flags)
         else:
-            yield Variant("bf16", layout, bins=True, scale=True)
+            yield Variant("bf16", layout, bins=True)
     if not EVERY:
-        yield Variant("fp32", memory.FIRST, together=True)
+        yield Variant("fp32", memory.FIRST, minus=True, together=True)
 
 
 def compiles_by_constexprs() -> bool:
@@ -86,11 +86,12 @@ def test_every_variant_compiles_without_a_spill(capability, tmp_path):
     [*(("bf16", layout, False) for layout in LAYOUTS), ("fp32", memory.FIRST, True)],
 )
 def test_values_are_loaded_16_bytes_at_once_in_a_loop_without_a_barrier(dtype, layout, together, tmp_path):
-    loop = loop_over_tiles(compiled(90, Variant(dtype, layout, together=together)), tmp_path)
+    variant = Variant(dtype, layout, together=together, minus=together)
+    loop = loop_over_tiles(compiled(90, variant), tmp_path)
     loads = Counter(operation for operation in loop if operation.startswith("LDG"))
-    tiles = accelerator._tiles(layout, TYPES[dtype], has_bins=False)
-    at_once = tiles.rows * tiles.wide // (32 * tiles.warps) * TYPES[dtype].itemsize // 16
-    # With `together` there is what may be subtracted too. The last tile of a tensor has loads of its own, with a mask.
+    constants = variant.form().constants
+    at_once = constants["ROWS"] * constants["WIDE"] // (32 * 4) * TYPES[dtype].itemsize // 16
+    # With `together` there is what is subtracted too. The last tile of a tensor has loads of its own, with a mask.
     assert loads["LDG.E.128"] == at_once * (2 if together else 1), loads
     crossing = [operation for operation in loop if operation.startswith(("BAR", "SHFL", "STS", "LDS", "RED", "ATOM"))]
     assert not crossing, crossing
@@ -99,8 +100,9 @@ def test_values_are_loaded_16_bytes_at_once_in_a_loop_without_a_barrier(dtype, l
 @pytest.mark.large
 @needs_today
 def test_a_histogram_of_normal_values_takes_at_most_one_atomic_addition_for_32_values(tmp_path):
-    variant = Variant("bf16", memory.WHOLE, bins=True)
-    kernel, way, values = compiled(90, variant), way_of(variant), variant.job().shape.inner
+    variant = Variant("bf16", memory.FIRST, bins=True)
+    kernel, form = compiled(90, variant), variant.form()
+    programs, values = form.needs[0], LAYOUTS[memory.FIRST][0].numel()
     operations, loops = disassembled(kernel, tmp_path)
     # One that returns what was there, by one thread, counts programs.
     adding = [place for place, operation in enumerate(operations) if operation.startswith("REDG")]
@@ -108,8 +110,8 @@ def test_a_histogram_of_normal_values_takes_at_most_one_atomic_addition_for_32_v
     assert adding
     assert not in_loops, "values are counted in shared memory"
     # A program adds those of its bins that are not empty.
-    filled = len(bins_of(torch.randn(values // way.programs)).unique())
-    assert 32 * filled * way.programs <= values
+    filled = len(bins_of(torch.randn(values // programs)).unique())
+    assert 32 * filled * programs <= values
 
 
 def tool(name, *arguments):

@@ -12,12 +12,12 @@ To add a statistic, add a line to `FORMULAS` in `statistics.py`.
 
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
+from hookboard.measure.card import has_kernels, measuring_device, needs_host
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.histogram import BINS, Histogram, histograms
 from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, Hooks, hooked
 from hookboard.measure.memory import is_plain
-from hookboard.measure.on_gpu import measuring_device, needs_host
 from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
 from hookboard.measure.readings import Places, Reading, ReadingList, Readings
 from hookboard.measure.row import (
@@ -65,6 +65,7 @@ __all__ = [
     "as_own_call",
     "channel_row_count",
     "channel_stride",
+    "has_kernels",
     "hear_backward",
     "histograms",
     "hooked",

@@ -20,7 +20,7 @@ from hookboard.base.torch_private import (
     overrides_operations,
     unseen,
 )
-from hookboard.measure.on_gpu import needs_host
+from hookboard.measure.card import needs_host
 from hookboard.measure.own_call import own_calls
 from hookboard.measure.table import Table
 from hookboard.model.selection import named_submodules

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from hookboard.measure.row import channel_stride
 
 WHOLE, FIRST, RUNS, LAST = range(4)
-"""How channels lie in memory, see `triton_kernel`."""
+"""How channels lie in memory, see `on_gpu`."""
 
 
 class Shape(NamedTuple):
-    """How a tensor lies in memory, see `triton_kernel.measure`.
+    """How a tensor lies in memory, see `on_gpu.measure`.
 
     Args:
         layout: WHOLE, FIRST, RUNS or LAST.

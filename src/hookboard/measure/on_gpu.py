@@ -1,17 +1,500 @@
-"""Stub."""
+"""A Triton kernel that measures tensors on an accelerator, and its launches. Nothing here waits for the device.
 
+It imports Triton: import it only where `has_kernels` is True. One launch reads a tensor, or many, and merges what it
+finds into rows of `FIELDS` that stand in memory already, and into bins. Each program measures tiles of a tensor:
+
+- FIRST: a channel is one run of values, as in a weight (out, in). A tile is `ROWS` groups of `WIDE` values of it.
+- RUNS: it is `outer` runs of `inner` values, as in (N, C, H, W). A tile is the same.
+- LAST: channels lie side by side, as in (N, T, C) or channels_last. A tile is `ROWS` positions of `WIDE` channels.
+
+**Fast.** A group is what a thread loads at once, 16 bytes. The loop over tiles has no barrier and moves nothing between
+threads: each keeps sums of its own, which are reduced once, after the loop. Each program writes the rows of its
+channels into `scratch` and counts itself in `counters`. The last one of a group of channels merges their rows, and the
+last of all merges those of the tensor (as in "split K" matrix products). The counters are 0 again at the end.
+
+**True.** The results are exact to 1e-6 whatever the values. The squares of a group are of the differences from its own
+mean, in float32, in units of a power of two that brings its largest magnitude into [1, 2): none overflows. All that
+follows is float64. A mean may cancel, so sums are exact: in float64, or on cards where that is slow in pairs of float32
+(Knuth, "The Art of Computer Programming" 2, 4.2.2; Dekker, "A floating-point technique for extending the available
+precision", 1971). Sums over groups are about a pivot, the mean of the first tile that has a finite value. The square of
+its distance from the mean of all N values is at most N/T times their variance, for a tile of T values: so what cancels
+in `squares - total**2 / n` costs at most a factor N/T, of the 1e16 that float64 has. Rows are merged by the formula of
+Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# ruff: noqa: D417, N803, N806
+# What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are.
+
+import contextlib
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
 
-WITHOUT_FLOAT64 = frozenset({"mps"})
+from hookboard.base.messages import inform, warn_switched_off
+from hookboard.base.torch_private import stream_number
+from hookboard.measure import memory, row
+from hookboard.measure.card import adds_float64_fast, has_kernels, processors, uploaded_from
+from hookboard.measure.values import with_memory
+
+WIDTH = tl.constexpr(row.WIDTH)
+COLUMNS = tl.constexpr(16)  # of a row in a tile, whose sizes are powers of two
+BINS = tl.constexpr(8192)
+RUNS = tl.constexpr(memory.RUNS)
+LAST = tl.constexpr(memory.LAST)
+JOB = tl.constexpr(13)  # the numbers of a tensor in `table`
 
 
-def has_kernels(device):
-    return False
+@triton.jit
+def _load(
+    values, minus, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, HAS_MINUS: tl.constexpr, IS_ALIGNED: tl.constexpr
+):  # fmt: skip
+    """Load rows from `start` on of a tensor, or of one of its channels, as float32, [ROWS, WIDE]; NaN for no value."""
+    row, column = start + tl.arange(0, ROWS), tl.arange(0, WIDE)
+    # A load is as wide as the compiler can prove: it must see that addresses are multiples of 16 bytes.
+    vector: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
+    if LAYOUT == LAST:
+        width = channels // vector * vector if IS_ALIGNED else channels
+        offsets = (row * width)[:, None] + channel[None, :]
+        is_full = IS_ALIGNED and ((start + ROWS <= rows) & (tl.max(channel, 0) < channels))
+    elif LAYOUT == RUNS:
+        length = (inner + (WIDE - 1)) // WIDE
+        run = start // length  # the one division of 64 bits of a tile
+        within = (start - run * length).to(tl.int32) + tl.arange(0, ROWS)
+        runs = within // length.to(tl.int32)
+        place = (within - runs * length.to(tl.int32)) * WIDE
+        apart = inner // WIDE * WIDE if IS_ALIGNED else inner
+        offsets = ((run + runs) * (channels * apart) + place)[:, None] + column[None, :]
+        is_full = IS_ALIGNED and (start + ROWS <= rows)
+    else:
+        place = row * WIDE
+        offsets = place[:, None] + column[None, :]
+        is_full = (start + ROWS) * WIDE <= inner
+    # A mask, even one that is True everywhere, would make each value a load of its own.
+    if is_full:
+        x = tl.load(values + offsets).to(tl.float32)
+        if HAS_MINUS:
+            x -= tl.load(minus + offsets).to(tl.float32)
+    else:
+        if LAYOUT == LAST:
+            is_there = (row < rows)[:, None] & (channel < channels)[None, :]
+        else:
+            is_there = (place[:, None] + column[None, :] < inner) & (row < rows)[:, None]
+        x = tl.load(values + offsets, mask=is_there, other=float("nan")).to(tl.float32)
+        if HAS_MINUS:
+            x -= tl.load(minus + offsets, mask=is_there, other=0.0).to(tl.float32)
+    return x
 
 
-def needs_host(device: torch.device) -> bool:
-    return device.type in WITHOUT_FLOAT64
+@triton.jit
+def two_sum(a_high, a_low, b_high, b_low):
+    """Return the sum of two numbers that are given as a high and a low part each: high rounded, low with the rest."""
+    high = a_high + b_high
+    b = high - a_high
+    return high, a_low + b_low + ((a_high - (high - b)) + (b_high - b))
 
 
-def measuring_device(device: torch.device) -> torch.device:
-    return torch.device("cpu") if needs_host(device) else device
+@triton.jit
+def _many(is_so, LAYOUT: tl.constexpr):
+    """Return for how many values of each group something is so, [ROWS, 1]; for LAST each value is a group."""
+    return is_so.to(tl.int32) if LAYOUT == LAST else tl.sum(is_so.to(tl.int32), 1)[:, None]
+
+
+@triton.jit
+def _summable(at, is_there, mean):
+    """Load rows, [PARTS, CHANNELS] pointers, as [PARTS, CHANNELS, COLUMNS], so that they merge column by column.
+
+    Means are multiplied by the counts; squared differences are from `mean`, [CHANNELS]; the smallest are negated.
+    """
+    # Other programs may have written them: `.cg` passes by the cache of this multiprocessor.
+    column = tl.arange(0, COLUMNS)[None, None, :]
+    is_here = is_there[:, :, None] & (column < WIDTH)
+    found = tl.load(at[:, :, None] + column, mask=is_here, other=0.0, cache_modifier=".cg")
+    number = tl.load(at, mask=is_there, other=0.0, cache_modifier=".cg")[:, :, None]
+    away = (tl.load(at + 1, mask=is_there, other=0.0, cache_modifier=".cg") - mean[None, :])[:, :, None]
+    found = tl.where(column == 2, found * found + away * away, tl.where(column == 8, -found, found))
+    found = tl.where((column >= 1) & (column <= 3), number, 1.0) * found
+    return tl.where(is_here | (column < 8), found, float("-inf"))
+
+
+@triton.jit
+def _merge(parts, count, apart, is_there, to, is_fresh, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Merge rows `i * apart + c` of `parts`, i below `count`, into that of channel c at `to`, [CHANNELS] pointers."""
+    # Each thread adds up rows of its own, and only what it has in the end goes to others: all others wait meanwhile.
+    part, column = tl.arange(0, PARTS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    first = parts + (part.to(tl.int64) * apart + tl.arange(0, CHANNELS)[None, :]) * WIDTH
+    before, has_before = to[None, :] + part * 0, (part + is_fresh == 0) & is_there[None, :]
+    mean = tl.zeros([CHANNELS], tl.float64)
+    for _ in tl.static_range(2):  # in the second turn differences are from the mean
+        found = _summable(before, has_before, mean)
+        for start in range(0, count, PARTS):
+            more = _summable(first + start * apart * WIDTH, (start + part < count) & is_there[None, :], mean)
+            found = tl.where(column[None, :, :] < 8, found + more, tl.maximum(found, more))
+        sums = tl.sum(tl.where(column[None, :, :] < 8, found, 0.0), 0)
+        number = tl.maximum(tl.sum(tl.where(column == 0, sums, 0.0), 1), 1.0)
+        mean = tl.sum(tl.where(column == 1, sums, 0.0), 1) / number  # of equal values theirs
+    merged = tl.where(column < 8, sums, tl.max(found, 0))
+    merged = tl.where((column >= 1) & (column <= 3), merged / number[:, None], merged)
+    merged = tl.where(column == 2, tl.sqrt(tl.abs(merged)), tl.where(column == 8, -merged, merged))
+    tl.store(to[:, None] + column, merged, mask=is_there[:, None] & (column < WIDTH))
+
+
+@triton.jit(do_not_specialize=[*range(7, 16)])
+def measure(
+    values, minus, slab, bins, scratch, counters, table, jobs: tl.int32, programs: tl.int32, row: tl.int64,
+    bin_row: tl.int64, outer: tl.int64, channels: tl.int64, inner: tl.int64, every: tl.int64, is_fresh: tl.int32,
+    LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr,
+    HAS_MINUS: tl.constexpr, HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, IS_SHARED: tl.constexpr,
+    IS_ALIGNED: tl.constexpr, HAS_TABLE: tl.constexpr
+):  # fmt: skip
+    """Measure a tensor, or many of one dtype; the grid has the programs of all, one after the other.
+
+    Args:
+        values: float16, bfloat16 or float32, in one run of memory, less those of `minus`, in the same order.
+        slab, bins: float64, (n, WIDTH), and int64, (n, BINS): what is merged into, from `row` and at `bin_row`.
+        scratch, counters: float64, (n, WIDTH), and int32, (n,), all 0: as many as `Form.needs`.
+        table: with HAS_TABLE int64, (jobs, JOB): where the programs, the scratch and the counters of each tensor begin,
+            ascending; the addresses of `values` and `minus`; and `programs` to `is_fresh`.
+        programs: how many measure each group of channels.
+        outer, channels, inner: the runs of a channel (for LAST, values), the channels (1 for none), a run's values.
+        every: each `every`-th channel has a row, behind that of the tensor; 0 if none has.
+        TILES: how many tiles are counted into bins at once; with IS_SHARED in shared memory first.
+        IS_ALIGNED: whether each group begins at a multiple of 16 bytes.
+    """
+    number = tl.program_id(0)
+    if HAS_TABLE:
+        low, high = jobs * 0, jobs
+        while high - low > 1:  # the last job whose first program is not after this one
+            middle = (low + high) // 2
+            is_later = tl.load(table + middle * JOB) > number
+            low, high = tl.where(is_later, low, middle), tl.where(is_later, middle, high)
+        job = table + low * JOB
+        number -= tl.load(job).to(tl.int32)
+        scratch += tl.load(job + 1) * WIDTH
+        counters += tl.load(job + 2)
+        values, minus = tl.load(job + 3).to(values.dtype), tl.load(job + 4).to(minus.dtype)
+        if IS_ALIGNED:
+            values, minus = tl.multiple_of(values, 16), tl.multiple_of(minus, 16)
+        programs, row, bin_row = tl.load(job + 5).to(tl.int32), tl.load(job + 6), tl.load(job + 7)
+        outer, channels, inner = tl.load(job + 8), tl.load(job + 9), tl.load(job + 10)
+        every, is_fresh = tl.load(job + 11), tl.load(job + 12).to(tl.int32)
+    CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
+    group, program, one = number // programs, number % programs, tl.arange(0, 1)
+    begin, rows, counts = group.to(tl.int64) * CHANNELS, slab + row * WIDTH, bins + bin_row * BINS
+    channel = begin + tl.arange(0, CHANNELS)
+    is_there = channel < channels
+    length = outer if LAYOUT == LAST else outer * ((inner + (WIDE - 1)) // WIDE)
+    if LAYOUT != LAST:
+        values += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
+        minus += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
+
+    block, step = program.to(tl.int64) * (ROWS * TILES), programs.to(tl.int64) * (ROWS * TILES)
+    found = tl.where(is_there, 0, 1)
+    pivot, at = found.to(tl.float64) * 0.0, block
+    while (tl.min(found, 0) == 0) & (at < length):
+        x = _load(values, minus, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
+        is_finite = tl.abs(x) < float("inf")
+        clean, many = tl.where(is_finite, x, 0.0).to(tl.float64), tl.sum(_many(is_finite, LAYOUT), 0)
+        mean = tl.sum(clean if LAYOUT == LAST else tl.sum(clean, 1)[:, None], 0) / tl.maximum(many, 1).to(tl.float64)
+        pivot, found, at = tl.where(found == 0, mean, pivot), found + many, at + step
+
+    total = tl.zeros([ROWS, CHANNELS], tl.float64)
+    squares, magnitudes = total, total
+    low, high = total.to(tl.float32) + float("inf"), total.to(tl.float32) + float("-inf")
+    seen = tl.zeros([ROWS, CHANNELS], tl.int32)
+    zeros, posinf, neginf = seen, seen, seen
+    in_bins = tl.zeros([BINS if HAS_BINS and IS_SHARED else 1], tl.int32)
+    while block < length:
+        for tile in range(TILES):
+            at = block + tile * ROWS
+            x = _load(values, minus, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
+            is_finite = tl.abs(x) < float("inf")
+            clean, many = tl.where(is_finite, x, 0.0), _many(is_finite, LAYOUT)
+            smallest, largest = tl.where(is_finite, x, float("inf")), tl.where(is_finite, x, float("-inf"))
+            count = many.to(tl.float64)
+            if LAYOUT == LAST:
+                own, size = clean.to(tl.float64), tl.abs(clean).to(tl.float64)
+                squares += count * (own - pivot[None, :]) * (own - pivot[None, :])
+            else:
+                # 2**(k - 127) brings the largest magnitude into [1, 2), or nearer to it; `unit` is its inverse.
+                k = tl.maximum(254 - (tl.max(tl.abs(clean), 1).to(tl.int32, bitcast=True) >> 23), 1)[:, None]
+                unit = ((1150 - k).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+                scaled = clean * (k << 23).to(tl.float32, bitcast=True)
+                mean = tl.sum(scaled, 1)[:, None] / tl.maximum(many, 1).to(tl.float32)
+                away = tl.where(is_finite, scaled - mean, 0.0)
+                if PAIRS:
+                    exact, rest = tl.reduce((scaled, tl.zeros_like(scaled)), 1, two_sum)
+                    own = (exact.to(tl.float64) + rest.to(tl.float64))[:, None] * unit
+                else:
+                    own = tl.sum(scaled.to(tl.float64), 1)[:, None] * unit
+                size = tl.sum(tl.abs(scaled), 1)[:, None].to(tl.float64) * unit
+                smallest, largest = tl.min(smallest, 1)[:, None], tl.max(largest, 1)[:, None]
+                centre = mean.to(tl.float64) * unit
+                distance = centre - pivot[None, :]
+                squares += tl.sum(away * away, 1)[:, None].to(tl.float64) * unit * unit
+                squares += distance * (2.0 * (own - count * centre) + count * distance)
+            total += own - count * pivot[None, :]
+            if HAS_ABS_MEAN:
+                magnitudes += size
+            low, high, seen = tl.minimum(low, smallest), tl.maximum(high, largest), seen + many
+            zeros, posinf = zeros + _many(x == 0, LAYOUT), posinf + _many(x == float("inf"), LAYOUT)
+            neginf += _many(x == float("-inf"), LAYOUT)
+        if HAS_BINS:  # the values are in the cache
+            more: tl.constexpr = ROWS * TILES
+            x = _load(values, minus, block, length, inner, channel, channels, LAYOUT, more, WIDE, HAS_MINUS, IS_ALIGNED)
+            of_value = (x.to(tl.int32, bitcast=True) >> 19) & (BINS - 1)
+            if IS_SHARED:
+                in_bins += tl.histogram(tl.reshape(of_value, [more * WIDE]), BINS)
+            else:  # zeros, often half of all, would wait for each other: they are added at the end
+                is_counted = (tl.abs(x) < float("inf")) & (x != 0)
+                tl.atomic_add(counts + of_value, 1, mask=is_counted, sem="relaxed")
+        block += step
+    if HAS_BINS:
+        if IS_SHARED:
+            bin = tl.arange(0, BINS)
+            is_filled = ((bin & 4095) < 4080) & (in_bins > 0)  # those of infinities and NaN are in no histogram
+            tl.atomic_add(counts + bin, in_bins.to(tl.int64), mask=is_filled, sem="relaxed")
+        else:
+            tl.atomic_add(counts, tl.sum(tl.sum(zeros, 0), 0).to(tl.int64), sem="relaxed")
+
+    # Column by column: all at once would take too many registers.
+    to, finite = scratch + (program.to(tl.int64) * channels + channel) * WIDTH, tl.sum(seen, 0)
+    several = tl.maximum(finite, 1).to(tl.float64)
+    shift = tl.sum(total, 0) / several
+    tl.store(to, finite.to(tl.float64), mask=is_there)
+    tl.store(to + 1, pivot + shift, mask=is_there)
+    tl.store(to + 2, tl.sqrt(tl.maximum(tl.sum(squares, 0) / several - shift * shift, 0.0)), mask=is_there)
+    tl.store(to + 3, tl.sum(magnitudes, 0) / several, mask=is_there)
+    tl.store(to + 4, tl.sum(zeros, 0).to(tl.float64), mask=is_there)
+    # The others of a channel are NaN. The first program counts all of its values, and each takes off what it has seen.
+    others = tl.where(program == 0, outer * inner, 0) - finite - tl.sum(posinf, 0) - tl.sum(neginf, 0)
+    tl.store(to + 5, others.to(tl.float64), mask=is_there)
+    tl.store(to + 6, tl.sum(posinf, 0).to(tl.float64), mask=is_there)
+    tl.store(to + 7, tl.sum(neginf, 0).to(tl.float64), mask=is_there)
+    tl.store(to + 8, tl.min(low, 0).to(tl.float64), mask=is_there)
+    tl.store(to + 9, tl.max(high, 0).to(tl.float64), mask=is_there)
+
+    tl.debug_barrier()  # what all threads have stored, before one of them says so
+    if tl.atomic_add(counters + 1 + group, 1, sem="acq_rel") == programs - 1:
+        tl.store(counters + 1 + group, 0)
+        whole = scratch + programs.to(tl.int64) * channels * WIDTH  # behind the rows of programs: those of channels
+        most: tl.constexpr = 2 if LAYOUT == LAST else 64
+        _merge(scratch + begin * WIDTH, programs, channels, is_there, whole + channel * WIDTH, 1, most, CHANNELS)
+        tl.debug_barrier()
+        if every > 0:
+            is_kept, to = is_there & (channel % every == 0), rows + (1 + channel // every) * WIDTH
+            _merge(whole + begin * WIDTH, 1, 1, is_kept, to, is_fresh, 1, CHANNELS)
+        groups = channels.to(tl.int32)
+        if LAYOUT == LAST:  # and behind these one for each group, as the last program would have many to merge
+            groups, of_groups = (groups + (CHANNELS - 1)) // CHANNELS, whole + channels * WIDTH
+            own = tl.minimum(channels - begin, CHANNELS).to(tl.int32)
+            _merge(whole + begin * WIDTH, own, 1, one == 0, of_groups + (group + one) * WIDTH, 1, 64, 1)
+            whole = of_groups
+            tl.debug_barrier()
+        if tl.atomic_add(counters, 1, sem="acq_rel") == groups - 1:
+            tl.store(counters, 0)
+            _merge(whole, groups, 1, one == 0, rows + one, is_fresh, 64, 1)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)  # float32 has all of their values
+OPTIONS = {"enable_fp_fusion": True}  # of compiling; `maxnreg` is not among them: Triton for AMD does not know it
+WARPS = {False: 4, True: 8}  # of a program, without and with bins
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+IS_CALLABLE = VERSION >= (3, 3)  # a compiled kernel takes all arguments, constants too, as it is called here
+IS_SHARED = VERSION >= (3, 9) and not torch.version.hip  # `histogram` counts thousands of bins well
+MAX_CHANNELS = 65535  # of a tensor that is measured: each takes a row of scratch
+MIN_BINNED_VALUES = 1 << 14  # of a program that counts bins: at its end it adds some hundred to those in memory
+PROGRAMS_PER_PROCESSOR = 4
+"""How many programs at most measure a tensor, for each multiprocessor of the device, unless each channel has one: so
+many run at once. Of those with more to keep, with bins or channels side by side, half as many do."""
+
+
+class Form(NamedTuple):
+    """How the kernel reads tensors of one shape, stride, dtype and device."""
+
+    channels: int  # 0 if none has a row
+    rows: int  # of the slab: that of the tensor, then one for each channel that has one
+    numbers: tuple[int, int, int, int, int]  # `programs`, then `outer` to `every` of `measure`
+    needs: tuple[int, int, int]  # how many programs, rows of scratch and counters
+    can_align: bool  # all groups begin at a multiple of 16 bytes if the tensor does
+    constants: dict[str, Any]  # what the kernel is compiled for
+    variant: tuple[object, ...]  # the device, the dtype and the constants: those of one variant share a launch
+
+
+Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
+"""A detached tensor to measure: its form; the tensor; what is subtracted from it (see `can_subtract`) if the form has
+that; its first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1 if the form has none."""
+
+
+def readable(tensor: Tensor, dim: int | None = None) -> Tensor | None:
+    """Return what the kernel can read of a detached tensor: itself, or a contiguous or float32 copy; None if nothing.
+
+    A tensor whose memory has been freed is a TypeError.
+    """
+    if not memory.is_plain(tensor) or not has_kernels(tensor.device) or not tensor.numel():
+        return None
+    dtype = with_memory(tensor).dtype
+    if dtype in AS_SINGLE or (dtype.is_floating_point and dtype.itemsize == 1):
+        tensor = tensor.float()
+    flags = {"has_bins": False, "has_minus": False, "with_abs_mean": False}
+    if tensor.dtype in DTYPES and form_of(tensor, dim, **flags) is None:
+        tensor = tensor.resolve_neg().contiguous()
+    return None if form_of(tensor, dim, **flags) is None else tensor
+
+
+def form_of(
+    tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
+) -> Form | None:
+    """Return how the kernel reads a `readable` tensor, whose memory must not have been freed; None for others."""
+    given = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dim, has_bins, has_minus, with_abs_mean
+    return None if tensor.is_neg() else _form(*given)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _form(
+    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None, *flags: bool
+) -> Form | None:
+    found, (has_bins, has_minus, with_abs_mean) = memory.shape_in_memory(shape, stride, dim), flags
+    if dtype not in DTYPES or found is None or found.channels > MAX_CHANNELS or found.apart > found.inner:
+        return None
+    layout, outer, channels, inner, _, every = found
+    is_last, vector = layout == memory.LAST, 16 // dtype.itemsize
+    rows, wide, at_once = _tile(layout, vector, has_bins)
+    groups = -(-channels // wide) if is_last else channels
+    tiles = -(-(outer if is_last else outer * -(-inner // wide)) // (rows * at_once))
+    most = PROGRAMS_PER_PROCESSOR * processors(device) // (2 if is_last or has_bins else 1)
+    if has_bins:
+        most = min(most, outer * channels * inner // MIN_BINNED_VALUES)
+    programs = max(1, min(tiles, most // groups))
+    constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide, "TILES": at_once}
+    constants |= {"PAIRS": not adds_float64_fast(device), "HAS_MINUS": has_minus, "HAS_ABS_MEAN": with_abs_mean}
+    constants |= {"HAS_BINS": has_bins, "IS_SHARED": IS_SHARED}
+    return Form(
+        channels if every else 0,
+        1 + (row.channel_row_count(channels) if every else 0),
+        (programs, outer, channels, inner, every),
+        (programs * groups, (programs + 1) * channels + groups, 1 + groups),
+        channels % vector == 0 if is_last else channels * outer == 1 or inner % vector == 0,
+        constants,
+        (device, dtype, *constants.values()),
+    )
+
+
+def _tile(layout: int, vector: int, has_bins: bool) -> tuple[int, int, int]:
+    """Return the rows of a tile, the values in each, and how many tiles are counted into bins at once."""
+    wide = 64 if layout == memory.LAST else vector
+    # Each of a warp's 32 threads loads 16 bytes at a time, and twice if its program keeps neither bins nor channels.
+    rows = 32 * WARPS[has_bins] * vector // wide * (1 if has_bins or layout == memory.LAST else 2)
+    return rows, wide, 8192 // (rows * wide) if has_bins and IS_SHARED else 1
+
+
+def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor | None = None) -> list[int]:
+    """Measure tensors of one device, no two with the same rows, in one launch for each variant on the current stream.
+
+    They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
+    the indices of the jobs for which that did not work: nothing has changed there.
+    """
+    if len(jobs) != 1:
+        return Ready(jobs).measure_into([j[1] for j in jobs], [j[2] for j in jobs], [j[4] for j in jobs], slab, bins)
+    ((form, values, minus, row, is_fresh, bin_row),) = jobs
+    minus = values if minus is None else minus
+    is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
+    numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
+    return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
+
+
+class Ready:
+    """A table of jobs that come again with other tensors of the same forms, as weights do. It keeps no tensor."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.forms = [job[0] for job in jobs]
+        numbers = [[0] * 5 + [f.numbers[0], row, bin_row, *f.numbers[1:], 0] for f, _, _, row, _, bin_row in jobs]
+        self.table = np.array(numbers, np.int64).reshape(len(jobs), JOB.value)
+        self._needs = np.array([form.needs for form in self.forms], np.int64)
+        self._can_align, variants = np.array([f.can_align for f in self.forms], bool), [f.variant for f in self.forms]
+        self._alike = [np.flatnonzero([each == own for each in variants]) for own in dict.fromkeys(variants)]
+
+    def measure_into(
+        self, values: Sequence[Tensor], minus: Sequence[Tensor | None], is_fresh: Any, slab: Tensor, bins: Tensor | None
+    ) -> list[int]:
+        """Do what the function `measure_into` does with the jobs, and these tensors in their order."""
+        table = self.table
+        table[:, 3] = [each.data_ptr() for each in values]
+        table[:, 4] = [0 if each is None else each.data_ptr() for each in minus]
+        table[:, -1] = is_fresh
+        is_aligned, failed = self._can_align & ((table[:, 3] | table[:, 4]) % 16 == 0), list[int]()
+        for chosen in [each[is_aligned[each] == way] for each in self._alike for way in (True, False)]:
+            if len(chosen):
+                part, ends, like = table[chosen], self._needs[chosen].cumsum(0), values[chosen[0]]
+                part[:, :3] = ends - self._needs[chosen]
+                given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
+                form, aligned = self.forms[chosen[0]], bool(is_aligned[chosen[0]])
+                if not _launch(form, aligned, ends[-1].tolist(), given, part, numbers):
+                    failed += chosen.tolist()
+        return failed
+
+
+_compiled: dict[tuple[object, ...], Any] = {}  # kernels by variant; None for one that Triton itself launches
+_failed: set[tuple[object, ...]] = set()  # variants that are not tried again
+_workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}  # by stream: there launches do not overlap
+
+
+def _workspace(device: torch.device, rows: int, counters: int) -> tuple[Tensor, Tensor]:
+    """Return scratch of at least `rows` rows, and at least `counters` counters, which are 0, for this stream."""
+    stream = (device, stream_number(device) if device.type == "cuda" else 0)
+    found = _workspaces.get(stream)
+    if found is None or len(found[0]) < rows or len(found[1]) < counters:
+        least = (4096, 2048) if found is None else (len(found[0]), len(found[1]))
+        with torch.inference_mode(False):  # its tensors could not be changed in place outside of it
+            scratch = torch.empty((2 * max(least[0], rows), WIDTH.value), dtype=torch.float64, device=device)
+            zeros = torch.zeros(2 * max(least[1], counters), dtype=torch.int32, device=device)
+        found = _workspaces[stream] = scratch, zeros
+    return found
+
+
+def _launch(
+    form: Form, is_aligned: bool, needs: Sequence[int], given: Any, table: np.ndarray | None, numbers: Sequence[int]
+) -> bool:
+    """Launch the kernel on the current stream of its tensors' device, and return whether that worked."""
+    (values, minus, slab, bins), device = given, given[0].device
+    constants = {**form.constants, "IS_ALIGNED": is_aligned, "HAS_TABLE": table is not None}
+    # Triton also compiles for the alignment of each pointer. Memory that torch has allocated is aligned.
+    variant = (form.variant, is_aligned, table is None, values.data_ptr() % 16 == 0, minus.data_ptr() % 16 == 0)
+    if variant in _failed:
+        return False
+    try:
+        scratch, counters = _workspace(device, *needs[1:])
+        uploaded = counters if table is None else uploaded_from(torch.from_numpy(table), device)
+        pointers = [values, minus, slab, slab if bins is None else bins, scratch, counters, uploaded]
+        # Triton launches on the current device, which need not be the tensor's.
+        is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+        with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():
+            if _compiled.get(variant) is not None:
+                # Triton's own way takes ten times as long, as it looks at each argument to find the variant.
+                addresses = [pointer.data_ptr() for pointer in pointers]  # for which it would ask the driver
+                _compiled[variant][needs[0], 1, 1](*addresses, *numbers, *constants.values())
+            else:
+                start, options = time.perf_counter(), OPTIONS | {"num_warps": WARPS[constants["HAS_BINS"]]}
+                compiled = measure[needs[0], 1, 1](*pointers, *numbers, **constants, **options)
+                if not _compiled and time.perf_counter() - start > 1:
+                    inform("kernels for the GPU are compiled, some seconds each. Triton caches them for the next run")
+                # Not the interpreter, nor AMD, for which Triton also compiles for the size of a tensor's memory.
+                is_whole = IS_CALLABLE and compiled is not None and compiled.metadata.target.backend == "cuda"
+                _compiled[variant] = compiled if is_whole else None
+    except Exception as error:
+        # Whatever fails, torch measures these tensors. For a lack of memory Triton raises a RuntimeError.
+        if "out of memory" not in str(error).lower():
+            if not _failed:
+                warn_switched_off("a Triton kernel (torch's own operations, which are slower, take its place)", error)
+            _failed.add(variant)
+        return False
+    return True

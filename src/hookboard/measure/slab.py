@@ -1,17 +1,17 @@
 """`Slab`: the rows of all sites on one device, which kernels merge tensors into."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import native, on_gpu
+from hookboard.measure import native
 from hookboard.measure.by_torch import count_into, empty_rows, rows_of
+from hookboard.measure.card import has_kernels
 from hookboard.measure.histogram import BINS, shifted
 from hookboard.measure.row import FIELDS, WIDTH, channel_row_count, merge
 from hookboard.model.sites import ROLES, Site
@@ -107,9 +107,8 @@ class Slab:
     """
 
     def __init__(self, device: torch.device, *, with_abs_mean: bool) -> None:
-        kernels: Iterable[ModuleType] = (on_gpu, native)
         self.device, self.with_abs_mean = device, with_abs_mean
-        self.kernel: Any = next((each for each in kernels if each.has_kernels(device)), None)
+        self.kernel = _kernel_of(device)
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it
             self.rows = torch.empty(512, WIDTH, dtype=torch.float64, device=device)
             self.bins = torch.zeros(0, BINS, dtype=torch.int64, device=device)
@@ -231,6 +230,15 @@ class Slab:
             place.own = None
         self.bins.zero_()
         self.scale = None
+
+
+def _kernel_of(device: torch.device) -> Any:
+    """Return the module whose kernels read tensors of a device; None if there is none."""
+    if has_kernels(device):
+        from hookboard.measure import on_gpu  # it imports Triton
+
+        return on_gpu
+    return native if device.type == "cpu" and native.is_there() else None
 
 
 def _grown(block: Tensor, needed: int) -> Tensor:

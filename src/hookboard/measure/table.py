@@ -12,10 +12,10 @@ from torch import Tensor
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure.by_torch import as_float, empty_rows, rows_of
+from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.histogram import Histogram, histograms
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.native import report_missing_kernel
-from hookboard.measure.on_gpu import measuring_device, needs_host
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
 from hookboard.measure.row import FIELDS, Moments, merge
