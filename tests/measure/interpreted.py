@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
 from triton.language import semantic
-from ways import statistics
+from ways import MANY_VALUES, statistics
 
 from hookboard import Statistic
 from hookboard.measure import BINS, FORMULAS, WIDTH, Table, card, memory, native, on_gpu, plan
@@ -17,7 +17,6 @@ from hookboard.measure.histogram import as_single, bins_of
 from hookboard.model.sites import Site
 
 sys.path.append(str(Path(__file__).parent))
-from test_truth import MANY_VALUES
 
 # Of older interpreters of Triton, on what they do themselves.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning")

@@ -17,7 +17,7 @@ from hookboard.measure import FORMULAS, Table, card, plan
 from hookboard.model.sites import Site
 
 sys.path.insert(0, str(Path(__file__).parent))  # there is another one in tests/callbacks
-from test_truth import MANY_VALUES
+from ways import MANY_VALUES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-from hookboard.measure.rows import RowBuffer
 
-from hookboard.measure import empty_row, native
+from hookboard.measure import Table, native, plan
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def said(monkeypatch, caplog):
         monkeypatch.setattr(native, "_native", kernel)
         with caplog.at_level(logging.INFO, "lightning.pytorch"):
             for _ in range(2):
-                RowBuffer([], torch.device("cpu")).rows([(0, empty_row([]), None)], 1)
+                Table(plan("mean"), torch.device("cpu")).send()()
         return [record.getMessage() for record in caplog.records]
 
     yield lines

@@ -10,6 +10,8 @@ import pytest
 import torch
 from allpairspy import AllPairs
 from oracle import assert_derived, assert_true, derived, normal, rows_of_channels
+from ways import KERNELS, MANY_VALUES
+from ways import measured as of_one_site
 
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import DERIVED, FORMULAS, MAX_CHANNEL_ROWS, Table, channel_stride, native, plan
@@ -17,11 +19,21 @@ from hookboard.model.sites import Site
 
 AXES = {
     "dtype": ["float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "int32", "bool", "complex64"],
-    "layout": "dense, channels last, transposed, every second, with gaps, expanded, wide, coo, nested".split(", "),
+    "layout": [
+        "dense",
+        "channels last",
+        "transposed",
+        "every second",
+        "gaps",
+        "expanded",
+        "wide",
+        "coo",
+        "nested",
+    ],
     "values": ["normal", "far from 0", "half zeros", "not finite", "constant", "beyond float32's squares"],
     "role": ["output", "grad_output", "parameter_update"],
     "calls": ["one", "three", "one of them empty", "of two shapes"],
-    "kernel": ["compiled", "by torch"],
+    "kernel": KERNELS,
 }
 
 
@@ -73,7 +85,7 @@ def tensor(case, number):
             return x.transpose(0, 1).contiguous().transpose(0, 1)
         case "every second":
             return x.repeat_interleave(2, 0)[::2]
-        case "with gaps":
+        case "gaps":
             return x.repeat_interleave(2, 2)[:, :, ::2]
         case "expanded":
             return x[:1].expand(3, *x.shape[1:])
@@ -147,21 +159,22 @@ def test_each_statistic_is_that_of_all_values(monkeypatch, case):
             assert_derived(of_more, true)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("values", MANY_VALUES.values(), ids=MANY_VALUES)
+def test_every_value_is_measured_truly_whole_and_in_parts(kernel, values):
+    assert_true(of_one_site(values, kernel=kernel).statistics, [values])
+    parts = [*values.flatten().double()[:3].split(1), values.flatten().double()[3:]]
+    assert_true(of_one_site(*parts, kernel=kernel).statistics, [values])
+
+
 def test_the_cases_are_about_eighty_in_which_each_circumstance_occurs():
     assert len(CASES) < 120
     for name, kinds in AXES.items():
         assert {case[name] for case in CASES} == set(kinds)
 
 
-def measured(*tensors, statistics="mean", **options):
-    table, site = Table(plan(statistics), torch.device("cpu"), **options), Site("layer", "output")
-    for each in tensors:
-        table.open(site)(each)
-    return table.send()().get(site)
-
-
 def test_a_site_of_empty_tensors_has_an_empty_reading():
-    assert measured(torch.zeros(0, 3)).is_empty
+    assert of_one_site(torch.zeros(0, 3)).is_empty
 
 
 def test_a_step_has_nothing_of_the_step_before():
@@ -194,15 +207,13 @@ def test_a_reading_of_a_step_stays_as_it_was_while_the_next_is_measured():
 
 
 def test_a_count_beyond_what_float32_holds_is_exact():
-    assert measured(torch.zeros(1).expand(2**24 + 1), statistics="zero_fraction").moments.zeros == 2**24 + 1
+    assert of_one_site(torch.zeros(1).expand(2**24 + 1)).moments.zeros == 2**24 + 1
 
 
-@pytest.mark.parametrize("kernel", ["compiled", "by torch"])
-def test_a_deviation_much_smaller_than_the_mean_is_exact(monkeypatch, kernel):
-    if kernel == "by torch":
-        monkeypatch.setattr(native, "_native", None)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_deviation_much_smaller_than_the_mean_is_exact(kernel):
     parts = [normal(100_000, mean=1e6, std=1e-3, dtype=torch.float64) for _ in range(3)]
-    assert_true(measured(*parts, statistics=["mean", "std"]).statistics, parts)
+    assert_true(of_one_site(*parts, kernel=kernel).statistics, parts)
 
 
 def test_a_site_that_cannot_be_measured_is_named_once_and_others_go_on():
@@ -250,9 +261,9 @@ def test_many_sites_grow_the_table_and_keep_their_numbers():
 def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
     parts = [normal(3), normal(500), normal(20, mean=2.0)]
     mine = Statistic("mine", lambda x: getattr(x.double(), merge)(), merge=merge)
-    found = measured(*parts, statistics=[mine]).statistics["mine"]
+    found = of_one_site(*parts, statistics=[mine]).statistics["mine"]
     assert found == pytest.approx(whole(torch.cat(parts).double()).item(), rel=1e-9)
 
 
 def test_a_statistic_of_ones_own_of_an_empty_tensor_is_nan():
-    assert math.isnan(measured(torch.zeros(0), statistics=[NEAR_ZERO]).statistics["near_zero"])
+    assert math.isnan(of_one_site(torch.zeros(0), statistics=[NEAR_ZERO]).statistics["near_zero"])

@@ -78,12 +78,12 @@ def form_of(
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has; then only that may have the channels.
+    dimension, as `weight[::4]` has; then only that may have the channels. Of a difference it reads no channels.
     """
     if tensor.dtype not in _TYPES or not tensor.numel() or tensor.is_neg():
         return None
     shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
-    if shape is None:
+    if shape is None or (has_minus and shape.every):
         return None
     reach = (shape.channels - 1) * shape.apart + shape.inner if shape.apart > shape.inner else tensor.numel()
     outer, channels = (shape.outer, shape.channels) if shape.every else (shape.channels, 0)
