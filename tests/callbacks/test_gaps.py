@@ -198,8 +198,7 @@ def test_a_pattern_names_no_module_that_was_measured_or_not_selected(tmp_path, m
 @pytest.mark.parametrize("kind", [ActivationLogger, HealthMonitor, KernelLogger])
 def test_a_trainer_that_logs_in_no_step_is_said_when_the_fit_starts(tmp_path, kind, monkeypatch):
     lines = []
-    for name in ("callback", "callback_methods"):
-        monkeypatch.setattr(f"hookboard.loops.{name}.inform", lambda text: lines.append((text, callback._live != {})))
+    monkeypatch.setattr("hookboard.loops.callback.inform", lambda text: lines.append((text, callback._live != {})))
     callback, net = kind(), nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2))
     fit(tmp_path, Toy(net), batches(4, 4), callback, log_every_n_steps=0)
     said = f"{kind.__name__} {kind.verb} no training step: log_every_n_steps is 0. Pass every_n_steps."

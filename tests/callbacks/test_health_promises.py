@@ -314,8 +314,8 @@ def test_what_the_built_in_rules_read_of_a_reading_is_measured():
 class CountsHundred(Callback):
     """Each batch behind the first counts as a hundred steps of Lightning's loggers: to train as many takes long."""
 
-    def on_train_batch_start(self, trainer, *args):
-        trainer.fit_loop.epoch_loop._batches_that_stepped = max(0, 100 * trainer.global_step - 1)
+    def on_train_batch_end(self, trainer, *args):
+        trainer.fit_loop.epoch_loop._batches_that_stepped = 100 * trainer.global_step - 2  # Lightning adds 1
 
 
 def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):

@@ -144,8 +144,8 @@ class Faulty(HealthMonitor):
         if model.global_step == 3 and model.global_rank == self.guilty and not self.is_always:
             raise RuntimeError("broken on purpose")
 
-    def _see_loss(self, loop, watch, loss):
-        super()._see_loss(loop, watch, loss)
+    def _before_backward(self, loop, watch, loss):
+        super()._before_backward(loop, watch, loss)
         if loop.model.global_step >= 3 and loop.model.global_rank == self.guilty and self.is_always:
             raise RuntimeError("broken on purpose")
 

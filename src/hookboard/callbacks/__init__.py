@@ -1,6 +1,6 @@
 """The public callbacks, one file each.
 
-Their base class is in `loops/callback.py`; the methods that they override are in `loops/callback_methods.py`.
+Their base class, with the methods that they override, is in `loops/callback.py`.
 `numbers.py` is the base of callbacks that log numbers, `pictures.py` of those that log pictures.
 """
 

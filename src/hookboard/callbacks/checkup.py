@@ -66,7 +66,7 @@ class Checkup(HookboardCallback[StageState]):
     def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
         return self.report is None
 
-    def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: StageState, batch: Any, batch_idx: int) -> None:
         self.report = CheckupReport((), ())  # so that it is not repeated at each batch after an error
         until = perf_counter() + READING_SHARE * self.seconds
         batches, why_not = _batches_of(loop, batch, until)

@@ -315,8 +315,22 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.until_end.callback(state.inputs.detach)
             state.inputs.attach()
 
-    def _begin_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
-        super()._begin_batch(loop, state, batch)
+    def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
+        if state.is_due:
+            super()._begin_batch(loop, state, batch, batch_idx)
+            self._measure_batch(loop, state, batch)
+        if state.stage == "train":
+            state.batch_idx = batch_idx
+            if state.replicas is not None and not self._has_lazy:
+                state.replicas.begin(state.weights)
+            if state.nans.box is not None:
+                state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
+                self._tell_news(loop, state)
+            if not self._has_lazy:
+                state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
+
+    def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
+        """Measure what goes into the model; in an evaluation, see whether it has the weights of the training."""
         state.watch_choices(loop.model)
         if batch is None and state.inputs is not None:
             state.until_batch_end.callback(state.inputs.end_step)
@@ -335,16 +349,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.as_begun = None if training is None else training.values_of_a_weight()
         state.are_others = None
 
-    def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
-        state.batch_idx = batch_idx
-        if state.replicas is not None and not self._has_lazy:
-            state.replicas.begin(state.weights)
-        if state.nans.box is not None:
-            state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
-            self._tell_news(loop, state)
-        if not self._has_lazy:
-            state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
-
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""
         losses = [] if state.stop_on.is_ending else state.last_losses()
@@ -357,7 +361,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.reporter is not None and not state.stop_on.is_ending:
             self._verdicts = state.reporter.end(losses) or ()
 
-    def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
+    def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         state.steps.see_loss(loop, loss, state.is_due)
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
@@ -368,29 +372,30 @@ class HealthMonitor(SiteLogger[HealthState]):
         worst = None if value is None else state.steps.worst_rows(loss, value)
         if worst is not None:
             state.losses.note_rows(worst)
+        if state.is_due:
+            super()._before_backward(loop, state, loss)
 
-    def _see_gradients(self, loop: Loop, state: HealthState) -> None:
+    def _after_backward(self, loop: Loop, state: HealthState) -> None:
         state.steps.see_gradients()
         if state.nans.box is not None:
             state.nans.box.after_backward()
             self._tell_news(loop, state)
+        if state.is_due:
+            super()._after_backward(loop, state)
 
-    def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        state.steps.see_step(loop, optimizer, state.is_due)
-        if state.nans.box is not None:
-            state.nans.box.before_optimizer_step()
-            self._tell_news(loop, state)
+    def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
+        if state.stage == "train":
+            state.steps.end_batch()
+            if state.nans.box is not None:
+                state.nans.box.end_batch()
+        if state.is_due:
+            super()._end_batch(loop, state, has_stepped)
 
-    def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
-        state.steps.end_batch()
+    def _leave_batch(self, state: HealthState) -> None:
+        """Stop following a first step that has not ended, as after an error."""
+        state.steps.leave_batch()
         if state.nans.box is not None:
             state.nans.box.end_batch()
-
-    def leave_batch(self) -> None:
-        """Also stop following a first step that has not ended, as after an error."""
-        for state in self._live.values():
-            state.steps.leave_batch()
-        super().leave_batch()
 
     def _tell_news(self, loop: Loop, state: HealthState) -> None:
         """Report what the black box has found, if it is new, and end the fit if `stop_on` asks for it.
@@ -408,6 +413,14 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = self._verdicts if told is None else told
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
+        state.steps.see_step(loop, optimizer, state.is_due)
+        if state.nans.box is not None:
+            state.nans.box.before_optimizer_step()
+            self._tell_news(loop, state)
+        if state.is_due:
+            self._measure_before_step(loop, state, optimizer)
+
+    def _measure_before_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)

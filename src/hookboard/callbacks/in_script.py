@@ -91,14 +91,9 @@ class _InScript(HealthMonitor):
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save nothing."""
 
-    def end_run(self, loop: Any) -> None:
+    def end_run(self, loop: Any, has_failed: bool = False) -> None:
         """Also write the verdicts."""
-        super().end_run(loop)
-        self._write()
-
-    def break_off(self, loop: Any) -> None:
-        """Also write the verdicts."""
-        super().break_off(loop)
+        super().end_run(loop, has_failed)
         self._write()
 
     def _write(self) -> None:

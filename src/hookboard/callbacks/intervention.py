@@ -129,7 +129,7 @@ class Intervention(HookboardCallback[_EditState]):
         is_within = self.first_step <= step and (self.last_step is None or step <= self.last_step)
         return is_within or not loop.is_fitting
 
-    def _begin_batch(self, loop: Loop, state: _EditState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: _EditState, batch: Any, batch_idx: int) -> None:
         state.edits = Edits(state.selection.modules, self.role, self.rule)
         state.until_batch_end.enter_context(run_eagerly())
         state.until_batch_end.callback(state.edits.detach)

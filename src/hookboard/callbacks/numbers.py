@@ -155,8 +155,6 @@ class SiteLogger(HookboardCallback[V]):
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
             state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
-            state.sees_backward = state.loss_scale is not None
-        state.sees_steps = state.sees_backward or any(ROLES[role].of_parameter for role in state.roles)
 
     def _table(self, loop: Loop, state: StageState) -> Table:
         """Return the table of one stage."""
@@ -191,18 +189,19 @@ class SiteLogger(HookboardCallback[V]):
         state.observe(False)  # also if Ctrl-C has come in the middle of a batch's end, or of this
         state.taps.detach()
 
-    def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: V, batch: Any, batch_idx: int) -> None:
         state.until_batch_end.callback(state.end_step)
         state.observe(True)
 
-    def _before_backward(self, state: V) -> None:
+    def _before_backward(self, loop: Loop, state: V, loss: Tensor) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""
-        assert state.loss_scale is not None
-        state.table.scale = state.loss_scale.before_backward()
+        if state.loss_scale is not None:
+            state.table.scale = state.loss_scale.before_backward()
 
-    def _after_backward(self, state: V) -> None:
+    def _after_backward(self, loop: Loop, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""
-        state.table.scale = None
+        if state.loss_scale is not None:
+            state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
         self._follow_weights(loop.model, state)

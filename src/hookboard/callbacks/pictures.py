@@ -122,7 +122,7 @@ class PictureLogger(HookboardCallback[PictureState]):
             return is_due(loop.logged_step, state.every_n_steps)
         return state.is_awaited and (batch_idx, dataloader_idx) == (self.batch_idx, 0)
 
-    def _begin_batch(self, loop: Loop, state: PictureState, batch: Any) -> None:
+    def _begin_batch(self, loop: Loop, state: PictureState, batch: Any, batch_idx: int) -> None:
         state.is_awaited = False
         if state.stage != "train":
             # Compiled code ignores later hooks. Training must stay compiled: eager code rounds differently.

@@ -4,10 +4,8 @@ It also keeps errors away from training, and saves what callbacks remember in ch
 """
 
 from hookboard.loops.bare import BareLoop, watch
-from hookboard.loops.callback import HookboardCallback
-from hookboard.loops.callback_methods import NothingToShowError, why_no_step
-from hookboard.loops.giving import give_to_lightning, give_to_transformers
-from hookboard.loops.hugging_face import for_transformers
+from hookboard.loops.callback import HookboardCallback, NothingToShowError, why_no_step
+from hookboard.loops.hugging_face import for_transformers, give_to_lightning, give_to_transformers
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, is_due, listed_gaps, names_in
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -24,9 +23,8 @@ from hookboard.base.ranks import has_process_group
 from hookboard.base.torch_private import children_of, modules_in, parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
-from hookboard.loops.trainer import Members, scaler_of_fabric
+from hookboard.loops.trainer import scaler_of_fabric
 from hookboard.measure import hear_backward, unhear_backward
-from hookboard.writers import write_rows
 
 
 class BareLoop(Loop):
@@ -65,7 +63,7 @@ class BareLoop(Loop):
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
         if any(isinstance(module, FullyShardedDataParallel) for module in modules_in(model).values()):
             self.weights_kept_by = FullyShardedDataParallel.__name__
-        self._members = Members()
+        self.members = []
         self._is_in_step = False
 
     @contextmanager
@@ -80,8 +78,7 @@ class BareLoop(Loop):
         """
         self._count()
         self.is_accumulating = accumulates
-        self._members.leave_batch(self)
-        self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
+        self.begin_batch(batch, self._batch_idx)
         with ExitStack() as until_end:
             if self.stage == "train":
                 until_end.callback(unhear_backward, self._hear_backward)
@@ -91,9 +88,9 @@ class BareLoop(Loop):
             try:
                 yield
             except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
-                self._members.leave_batch(self)
+                self.tell("leave_batch")
                 raise
-        self._members.call_each("end_batch", self, self.stage)
+        self.tell("end_batch")
         self._batch_idx += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
@@ -110,10 +107,10 @@ class BareLoop(Loop):
         """Measure a validation inside the context; each of its batches must run inside a `step`."""
         batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
-            self._members.leave_batch(self)
-            self._members.call_each("begin_evaluation", self)
+            self.tell("leave_batch")
+            self.tell("begin_evaluation")
             yield
-            self._members.call_each("end_evaluation", self)
+            self.tell("end_evaluation")
         finally:
             self.stage, self._batch_idx = "train", batch_idx
 
@@ -126,17 +123,16 @@ class BareLoop(Loop):
             until_end.callback(unhear_backward, self._hear_backward)
             for logger in self.loggers:
                 until_end.callback(_save, logger)
-            until_end.callback(write_rows, self.loggers)
-            for callback in [*self._given, *self._given]:  # twice, because Ctrl-C may come in the middle of the first
-                until_end.callback(callback.call, "end_run", self)
+            for _ in range(2):  # because Ctrl-C may come in the middle of the first
+                until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
             for callback in self._given:
-                callback.call("begin_fit", self)
-            self._members.call_each("begin_training", self)
+                callback.start(self, ["train", "validate"])
+            self.tell("begin_training")
             self._listen(until_end)
             yield self
             self._count()
-            self._members.call_each("end_epoch", self)
-            self._members.call_each("end_training", self)
+            self.tell("end_epoch")
+            self.end_training()
 
     def _listen(self, until_end: ExitStack) -> None:
         """Call the members before the optimizers' steps within `step`, until `until_end` closes.
@@ -165,7 +161,7 @@ class BareLoop(Loop):
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
         def before_step(optimizer: Optimizer) -> None:
-            self._members.call_each("before_optimizer_step", self, optimizer)
+            self.tell("before_optimizer_step", optimizer)
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
@@ -185,28 +181,16 @@ class BareLoop(Loop):
             vars(scaler)["step"] = scaled_step
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
-        """Run a backward pass, and call the members before and after it, if it is that of one loss."""
-        members = Members(self._members if len(losses) == 1 else ())
-        members.call_each("before_backward", self, *losses)
+        """Run a backward pass, and tell the members before and after it, if it is that of one loss."""
+        if len(losses) == 1:
+            self.tell("before_backward", *losses)
         backward()
-        members.call_each("after_backward", self)
-
-    def unobserved(self) -> AbstractContextManager[None]:
-        """Return a context in which the callbacks' hooks are off."""
-        return self._members.unobserved()
+        if len(losses) == 1:
+            self.tell("after_backward")
 
     def stop(self) -> None:
         """Set `should_stop`, which the user's loop should check after each step."""
         self.should_stop = True
-
-    def join(self, callback: Callback) -> None:
-        """Call this callback from now on; no effect if it has joined already."""
-        if not any(member is callback for member in self._members):
-            self._members.append(callback)
-
-    def leave(self, callback: Callback) -> None:
-        """Stop calling this callback; no effect if it has not joined."""
-        self._members[:] = [member for member in self._members if member is not callback]
 
 
 @dataclass

@@ -1,64 +1,87 @@
-"""`HookboardCallback`: which method of a callback is called at which point of a run.
+"""`HookboardCallback`: the base class of all callbacks, which a loop tells the events of a run.
 
-    on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, _resume; _begin_evaluation
-            on_<stage>_batch_start                         _wants; if that is True, _begin_batch
-                on_before_backward, on_after_backward      _before_backward, _after_backward
-                on_before_optimizer_step                   _before_optimizer_step
-            on_<stage>_batch_end                           until_batch_end is closed; _end_batch
-        on_<loop>_end, on_train_end                        _end_evaluation, _end_training
-    teardown or on_exception                               all hooks are removed
-    on_save_checkpoint, whenever that is                   _saved
-
-The hooks on the left between the first line and the last two are those of `FirstCallback` and `LastCallback` in
-`trainer.py`: no callback implements them itself. If a callback has `sees_every_step`, these methods are also called at
-each training batch, due or not: _see_batch, _see_loss, _see_gradients, _see_step, _see_batch_end.
+    a Trainer's hook                    event                  methods of the callback
+    on_fit_start, or on_<stage>_start   `start`                _select, _why_not; _prepare and _attach for each stage
+      outside of a fit
+    on_train_start                      begin_training         _resume, _begin_training
+    on_<stage>_start                    begin_evaluation       _begin_evaluation
+    on_<stage>_batch_start              begin_batch            _wants; _begin_batch
+    on_before_backward                  before_backward        _before_backward
+    on_after_backward                   after_backward         _after_backward
+    on_before_optimizer_step            before_optimizer_step  _before_optimizer_step
+    on_<stage>_batch_end                end_batch              until_batch_end is closed; _end_batch
+    the next batch, or the epoch's end  leave_batch
+    on_<stage>_end                      end_evaluation         _end_evaluation
+    on_train_end                        end_training           _end_training
+    teardown or on_exception            `end_run`              _leave; all hooks are removed
 
 A callback has a `StageState` for each stage. Its two ExitStacks remove hooks and undo other changes: one when the batch
-has ended, one when the stage ends. An error in a callback ends its stage, not the run.
+has ended, one when the stage ends. `hear` keeps errors away from training: an error ends the stage, not the run.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
-from hookboard.base.ranks import Ranks, connected, has_process_group
+from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, unseen
-from hookboard.loops.callback_methods import (
-    CallbackMethods,
-    NothingToShowError,
-    W,
-    inform_of_many_tags,
-    warn_of_equal_tags,
-)
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import (
-    Decision,
-    Selection,
-    agreed,
-    changes,
-    is_same,
-    names_in,
-    said_of_changes,
-)
-from hookboard.loops.trainer import TrainerLoop, let_go_of_model, without_trainer
+from hookboard.loops.stage_state import Selection, StageState, changes, is_due, is_same, names_in, said_of_changes
+from hookboard.loops.trainer import TrainerLoop, without_trainer
 from hookboard.model.selection import NothingToSelectError
+from hookboard.model.sites import Stage
 from hookboard.writers import Loggers
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from typing import Generic
+else:
 
+    class Generic:
+        """Stands for that of `typing`, whose text would end the `help()` of each callback."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, state: object) -> type:
+            return cls
+
+
+W = TypeVar("W", bound=StageState)
 
 KEY = "hookboard"
 """The key in a checkpoint, with an entry for each callback that has a state, in the order of the Trainer.
 
 Lightning's own hook, `Callback.state_dict`, raises an error for two equal callbacks.
 """
+
+_EVENTS = {
+    "begin_training": ("_open_training", "at the start of training"),
+    "begin_evaluation": ("_open_evaluation", "at the start of an evaluation"),
+    "begin_batch": ("_open_batch", "at the start of a batch"),
+    "before_backward": ("_before_backward", "before the backward pass"),
+    "after_backward": ("_after_backward", "after the backward pass"),
+    "before_optimizer_step": ("_before_optimizer_step", "before the optimizer step"),
+    "end_batch": ("_close_batch", "at the end of a batch"),
+    "leave_batch": ("_abandon_batch", "at the end of a batch"),
+    "end_epoch": ("_abandon_batch", "at the end of a batch"),
+    "end_evaluation": ("_close_evaluation", "at the end of an evaluation"),
+    "end_training": ("_end_training", "at the end of training"),
+}
+"""The method that is called at an event for the running stage, and how a warning about an error in it says when."""
+
+_OF_ALL_STAGES = {"begin_training", "leave_batch", "end_training"}
+_OF_CALLED_BATCHES = {"before_backward", "after_backward", "before_optimizer_step"}
+
+
+class NothingToShowError(ValueError):
+    """Raised by a callback if the model or its data have nothing that it can show: its stage ends with one warning."""
 
 
 class _Pending(NamedTuple):
@@ -81,8 +104,33 @@ class _StateKey:
         return kind.__qualname__
 
 
-class HookboardCallback(CallbackMethods[W]):
-    """Base of all callbacks. A loop calls its public methods; these call the methods that a subclass overrides."""
+class HookboardCallback(Generic[W], Callback, ABC):
+    """Base of all callbacks. A loop tells it the events of a run; for these it calls methods that a subclass has."""
+
+    state_class: type[W]
+    """The class of the state that it has for each stage."""
+
+    verb = "shows"
+    """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
+
+    changes_tensors = False
+    """True if its hooks change tensors.
+
+    Then it begins a batch before callbacks that measure, and its hooks stay until the next batch begins, so that other
+    callbacks find the changed model when they handle the end of the batch.
+    """
+
+    calls_the_model = False
+    """True if it calls the model, which may need the modes of torch that are in force; others call none of them."""
+
+    may_stop_the_run = False
+    """True if an error of this callback stops the run. Otherwise the error gives a warning."""
+
+    needs_logger = True
+    """True if it does nothing in a run without a logger."""
+
+    sees_every_step = False
+    """True if its methods are called at each training batch, due or not; `state.is_due` tells which."""
 
     state_key = _StateKey()
 
@@ -95,8 +143,8 @@ class HookboardCallback(CallbackMethods[W]):
         self._reads_later = False
         """True if what a due step has measured is read at the end of the next batch: a device or other ranks are waited
         for then, and there is less to wait for."""
-        self._watched: Callable[[], Loop | None] | None = None
-        """A weak reference to the loop that it has joined last; None before."""
+        self._loop: Loop | None = None
+        """The loop that it takes part in; None outside of a run."""
         self._ranks: Ranks | None = None
         """The ranks that merge what they measure, during a run; None if nothing is merged."""
         self._kept: Any = None
@@ -108,167 +156,234 @@ class HookboardCallback(CallbackMethods[W]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
         self._catch_up()
-        nothing = dict.fromkeys(["_watched", "_ranks", "_kept", "_loaded"])
+        nothing = dict.fromkeys(["_loop", "_ranks", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}, "_pending": []}
 
-    def _catch_up(self) -> None:
-        """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
-        if self._ranks is None:
-            self.finish()
+    def __repr__(self) -> str:
+        """Return the call that makes it: its class, and the arguments that differ from their defaults.
 
-    # The hooks that a Trainer calls. `FirstCallback` and `LastCallback` have the others.
+        >>> from hookboard import HealthMonitor
+        >>> HealthMonitor("net.*", window=4)
+        HealthMonitor(modules='net.*', window=4)
+        """
+        wanted = inspect.signature(type(self)).parameters
+        given = {name: getattr(self, name, one.default) for name, one in wanted.items()}
+        shown = (f"{name}={value!r}" for name, value in given.items() if repr(value) != repr(wanted[name].default))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    # What it measures, and when.
+
+    @abstractmethod
+    def _stages(self, loop: Loop) -> Sequence[Stage]:
+        """Return the stages in which it measures."""
+
+    @abstractmethod
+    def _select(self, model: nn.Module) -> Selection:
+        """Return the modules that it measures.
+
+        Raises:
+            NothingToSelectError: the model has none by default: one line is logged, and the callback does nothing.
+            ValueError: the configuration does not fit the model, such as a pattern that matches no module.
+        """
+
+    def _prepare(self, loop: Loop, state: W) -> None:
+        """Set the fields that this callback adds to the state of a stage. Called before `_attach`."""
+
+    def _reset(self) -> None:
+        """Clear the results of the last run. Called when another run starts."""
+
+    def _why_not(self, loop: Loop) -> str | None:
+        """Return why it cannot measure anything in this run, as a clause; None if it can."""
+        if loop.why_not:
+            return loop.why_not
+        if self.needs_logger and not loop.loggers:
+            return "there is no logger"
+        if loop.world_size > 1 and not has_process_group():
+            return (
+                f"the Trainer has {loop.world_size} processes, but there is no process group to merge their "
+                "measurements (torch.distributed is not initialized)"
+            )
+        return None
+
+    def _is_collective(self, loop: Loop) -> bool:
+        """Return True if all ranks measure: then rank 0 decides for all ranks in which stages and how often."""
+        return False
+
+    def _merges(self, loop: Loop) -> bool:
+        """Return True if all ranks merge what they measure. If so, an error on one ends the measuring on all."""
+        return False
+
+    def _takes_part(self, loop: Loop) -> bool:
+        """Return True if this rank measures."""
+        return loop.is_rank_zero or self._is_collective(loop)
+
+    def _cadence(self, loop: Loop) -> int:
+        """Return the number of optimizer steps from one due step to the next; 0 for no step."""
+        return loop.log_every_n_steps
+
+    def written_tags(self) -> Iterable[str]:
+        """Return the tags that this callback will write, as far as they are known before the first batch.
+
+        They are used only to warn about very many tags, and about tags that several callbacks write.
+        """
+        return ()
+
+    # What it does at each event. With `sees_every_step` the methods on training batches are called at each of them.
+
+    def _attach(self, loop: Loop, state: W) -> None:
+        """Attach the hooks that stay for the whole stage, and register their removal in `state.until_end`.
+
+        If the selection changes, `state.until_end` is closed and this is called again.
+        """
+
+    def _begin_training(self, loop: Loop, state: W) -> None:
+        """Called before the first batch of a fit. A checkpoint's weights are loaded by now, its `state` is not yet."""
+
+    def _begin_evaluation(self, loop: Loop, state: W) -> None:
+        """Called before the first batch of an evaluation."""
+
+    def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
+        """Return True if this batch is measured. By default: in training if its step is due, in evaluations always."""
+        return state.stage != "train" or is_due(loop.logged_step, state.every_n_steps)
+
+    @abstractmethod
+    def _begin_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
+        """Called before a batch that is measured; it registers the removal of its hooks in `state.until_batch_end`."""
+
+    def _before_backward(self, loop: Loop, state: W, loss: Tensor) -> None:
+        """Called before each backward pass of a measured training batch.
+
+        Args:
+            loop: the loop.
+            state: the state of the training stage.
+            loss: the tensor that the backward pass starts from; with a GradScaler, multiplied by its scale.
+        """
+
+    def _after_backward(self, loop: Loop, state: W) -> None:
+        """Called after each backward pass of a measured training batch."""
+
+    def _before_optimizer_step(self, loop: Loop, state: W, optimizer: Optimizer) -> None:
+        """Called before a step of this optimizer, in a measured training batch."""
+
+    def _end_batch(self, loop: Loop, state: W, has_stepped: bool) -> None:
+        """Called after a batch that was measured.
+
+        Args:
+            loop: the loop.
+            state: the state of the stage.
+            has_stepped: whether the optimizers have stepped; False for a batch whose gradients are only accumulated,
+                always True in evaluations.
+        """
+
+    def _leave_batch(self, state: W) -> None:
+        """Called before the next batch, also where this one has not ended, as after an error."""
+
+    def _end_evaluation(self, loop: Loop, state: W) -> None:
+        """Called after the last batch of an evaluation."""
+
+    def _end_training(self, loop: Loop, state: W) -> None:
+        """Called after the last batch of a fit, for each stage."""
+
+    def _leave(self, state: W) -> None:
+        """Called before the hooks of a stage are removed, also after an error. Must not raise."""
+
+    def _saved(self) -> Any:
+        """Return a few plain numbers and texts for the checkpoint, from which `_resume` goes on; None for nothing."""
+        return None
+
+    def _resume(self, saved: Any) -> None:
+        """Go on from what `_saved` returned when the checkpoint was written."""
+
+    # The hooks that a Trainer calls; all others are those of `trainer.Conductor`.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the checkpoint entry of the last fit when another starts."""
-        if TrainerLoop(trainer).is_fitting:
+        """Drop what was kept of the last fit when another starts."""
+        if stage == "fit":
             self._kept = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `begin_fit`."""
-        self.call("begin_fit", TrainerLoop(trainer))
+        """See `start`."""
+        self.start(TrainerLoop.of(trainer), ["train", "validate"])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `begin_evaluation_run`, which does nothing within a fit: there `LastCallback` begins the evaluation."""
-        self.call("begin_evaluation_run", TrainerLoop(trainer))
+        """Outside of a fit: see `start`."""
+        loop = TrainerLoop.of(trainer)
+        if not loop.is_fitting:
+            self.start(loop, [loop.stage])
+            self.hear("begin_evaluation", loop)
 
     on_test_start = on_predict_start = on_validation_start
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the run, see `break_off`: Lightning does not call `teardown` after a failure."""
-        self.call("break_off", TrainerLoop(trainer))
-
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the run, see `end_run`."""
-        self.call("end_run", TrainerLoop(trainer))
+        """See `end_run`; no effect where `Conductor` has ended it already."""
+        if self._loop is not None:
+            self.end_run(self._loop)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Append this callback's entry to the checkpoint on rank 0.
-
-        An error only logs a line. Nothing is saved while the callback takes part in the run of another Trainer.
-        """
-        loop = TrainerLoop(trainer)
+        """Append this callback's entry to the checkpoint on rank 0; an error only logs a line."""
         try:
             self.finish()  # on all ranks: rank 0 would wait for those that wait for the checkpoint
-            if loop.is_rank_zero and not self._is_taken(loop):
-                saved = self._saved() if self._live and loop.is_fitting else self._kept
-                if saved is not None:
-                    checkpoint.setdefault(KEY, []).append({"callback": self._name, "state": saved})
+            saved = self._saved() if self._live else self._kept
+            if saved is not None and trainer.is_global_zero:
+                checkpoint.setdefault(KEY, []).append({"callback": self._name, "state": saved})
         except Exception as error:  # the user's checkpoint is written all the same
             alert(f"the state of {self._name} was not saved in the checkpoint ({type(error).__name__}: {error})")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint's entries until the training starts: some strategies load it after `on_fit_start`."""
-        loop = TrainerLoop(trainer)
-        if loop.is_fitting and not self._is_taken(loop):
+        if TrainerLoop.of(trainer).is_fitting:
             # Lightning's learning rate finder saves and loads a checkpoint of its own, which has no entries yet.
             self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
-    # The methods that a loop calls, by `call`.
+    # The events.
 
-    def call(self, method: str, *given: Any) -> None:
-        """Call one of the methods below; a fault in it ends what this callback measures, with one warning, not the run.
-
-        Raises:
-            ValueError: the configuration does not fit the model.
-            Exception: any error of a callback that may stop the run.
-        """
-        is_start, was_live = method in ("begin_fit", "begin_evaluation_run"), bool(self._live)
-        try:
-            getattr(self, method)(*given)
-        except Exception as error:
-            if self.may_stop_the_run or (is_start and isinstance(error, ValueError)):
-                raise
-            for state in list(self._live.values()):
-                with suppress(Exception):
-                    self._drop(state)
-            if is_start or was_live:
-                warn_switched_off(self._name, error)
-
-    def begin_fit(self, loop: Loop) -> None:
-        """Join a training run: select the modules, and attach the hooks of training and validation.
+    def start(self, loop: Loop, stages: Sequence[str]) -> None:
+        """Join a run with these stages: select the modules, and attach the hooks.
 
         Raises:
-            ValueError: the configuration does not fit the model, such as a pattern that matches no module.
+            ValueError: the configuration does not fit the model, such as a pattern that matches no module; or the
+                callback takes part in another run.
         """
-        if self._adopt(loop):
-            loop.join(self)
-            self._start(loop, {"train", "validate"})
-            training = self._live.get("train")
-            if training is not None and not training.every_n_steps and hasattr(self, "every_n_steps"):
-                inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
-            inform_of_many_tags(self)
-            warn_of_equal_tags(self, loop)
-
-    def begin_evaluation_run(self, loop: Loop) -> None:
-        """Join an evaluation outside of a fit: select modules, attach hooks, and begin it; no effect within a fit."""
-        if not loop.is_fitting and self._adopt(loop):
-            loop.join(self)
-            stage = loop.stage
-            if stage in self._stages(loop):
-                self._start(loop, {stage})
-            warn_of_equal_tags(self, loop)
-            self.begin_evaluation(loop)
-
-    @unseen
-    def end_run(self, loop: Loop) -> None:
-        """Remove all hooks and leave the loop; no effect if the callback takes part in the run of another loop."""
-        if self._is_taken(loop):
-            return
-        self._loaded = None
-        try:
-            with suppress(Exception):  # the error that has ended the fit may occur here too
-                self._kept = self._saved() if self._live and loop.is_fitting else self._kept
-        finally:  # whatever comes: Ctrl-C may
-            try:
-                self._end_all()
-            finally:
-                let_go_of_model(self)
-                loop.leave(self)
-
-    def break_off(self, loop: Loop) -> None:
-        """End the run after an error, see `end_run`; other ranks, which may not have failed, are not waited for."""
-        if self._ranks is not None and not self._is_taken(loop):
-            self._leave_ranks()
-        self.end_run(loop)
-
-    def _other(self, loop: Loop) -> Loop | None:
-        """Return the loop that this callback joined last if it still exists and is not `loop`; otherwise None."""
-        watched = None if self._watched is None else self._watched()
-        return None if watched == loop else watched
-
-    def _is_taken(self, loop: Loop) -> bool:
-        """Return True if this callback takes part in the run of another loop that has not ended."""
-        other = self._other(loop) if self._live else None
-        return other is not None and other.is_running
-
-    def _adopt(self, loop: Loop) -> bool:
-        """Leave the last run for that of `loop` and return True; warn and return False if the last has not ended."""
-        if self._is_taken(loop):
-            rank_zero_warn(
-                f"{self._name} {self.verb} nothing in this run, because it is still attached to another Trainer. "
-                "Create a callback for each Trainer."
+        if self._live and self._loop is not None and self._loop is not loop and self._loop.is_running:
+            raise ValueError(
+                f"{self._name} still takes part in the run of another Trainer. Create a callback for each Trainer."
             )
-            return False
-        other = self._other(loop)
-        if other is not None:
-            other.leave(self)
-        self._watched = loop.weakly()
-        return True
-
-    def begin_training(self, loop: Loop) -> None:
-        """Call `_begin_training` if training is measured, then restore the state from a loaded checkpoint."""
-        state = self._live.get("train")
-        if state is not None:
-            self._do(state, "at the start of training", self._begin_training, loop, state)
-        self._restore(loop)
-
-    def _restore(self, loop: Loop) -> None:
-        """Go on from the first entry of this class in a loaded checkpoint, and take it out; an error is one line."""
-        loaded, self._loaded = self._loaded, None
-        if not loaded or not self._live:
-            return
         try:
-            mine = next((entry for entry in loaded if entry["callback"] == self._name), None)
+            self._end_all()
+            if self._loop is not None:  # a run that was given up
+                self._loop.leave(self)
+            self._loop = loop
+            loop.join(self)
+            self._reset()
+            unseen(self._start)(loop, stages)
+        except Exception as error:
+            if self.may_stop_the_run or isinstance(error, ValueError):
+                raise
+            with suppress(Exception):
+                self._end_all()
+            warn_switched_off(self._name, error)
+
+    def hear(self, event: str, loop: Loop, *given: Any) -> None:
+        """Take an event of the run. An error in a method ends its stage with a warning, not the run."""
+        if loop.stage == "train" and event in ("end_batch", "end_epoch", "end_training"):
+            self.finish()
+        elif event in ("begin_evaluation", "end_evaluation"):  # of several ranks one alone may evaluate
+            self._catch_up()
+        method, when = _EVENTS[event]
+        of_all = event in _OF_ALL_STAGES
+        for stage in [*self._live] if of_all else [loop.stage]:
+            state = self._live.get(stage)
+            if state is not None and (event not in _OF_CALLED_BATCHES or self._is_called(state)):
+                self._do(state, when, getattr(self, method), loop, state, *given)
+        if event == "end_evaluation":
+            self._catch_up()
+
+    def _open_training(self, loop: Loop, state: W) -> None:
+        """Call `_begin_training`, then go on from the entry of a loaded checkpoint."""
+        self._begin_training(loop, state)
+        loaded, self._loaded = self._loaded, None
+        try:
+            mine = next((entry for entry in loaded or () if entry["callback"] == self._name), None)
             if mine is not None:
                 loaded[:] = [entry for entry in loaded if entry is not mine]  # the next of this class has the next one
                 self._resume(mine["state"])
@@ -276,142 +391,92 @@ class HookboardCallback(CallbackMethods[W]):
             said = f"{type(error).__name__}: {error}"
             alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
 
-    def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Call `_begin_batch` if `_wants` the batch, and `_see_batch` if the callback sees every step."""
-        state = self._live.get(stage)
-        if state is None:
-            return
-        state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
-        if state.is_due:
-            state.is_open = True
-            self._do(state, "at the start of a batch", self._open_batch, loop, state, batch)
-        if self.sees_every_step and stage == "train" and stage in self._live:
-            self._do(state, "at the start of a batch", self._see_batch, loop, state, batch, batch_idx)
-
-    def _open_batch(self, loop: Loop, state: W, batch: Any) -> None:
-        if state.stage == "train":
-            self._follow(loop, state)
-        self._begin_batch(loop, state, batch)
-
-    def before_backward(self, loop: Loop, loss: Tensor) -> None:
-        """Call `_see_loss` if the callback sees every step, then `_before_backward` if the batch is due."""
-        state = self._live.get("train")
-        if state is not None and self.sees_every_step:
-            self._do(state, "before the backward pass", self._see_loss, loop, state, loss)
-        if state is not None and state.is_due and state.sees_backward:
-            self._do(state, "before the backward pass", self._before_backward, state)
-
-    def after_backward(self, loop: Loop) -> None:
-        """Call `_see_gradients` if the callback sees every step, then `_after_backward` if the batch is due."""
-        state = self._live.get("train")
-        if state is not None and self.sees_every_step:
-            self._do(state, "after the backward pass", self._see_gradients, loop, state)
-        if state is not None and state.is_due and state.sees_backward:
-            self._do(state, "after the backward pass", self._after_backward, state)
-
-    def before_optimizer_step(self, loop: Loop, optimizer: Optimizer) -> None:
-        """Call `_see_step` if the callback sees every step, then `_before_optimizer_step` if the batch is due."""
-        state = self._live.get("train")
-        if state is not None and self.sees_every_step:
-            self._do(state, "before the optimizer step", self._see_step, loop, state, optimizer)
-        if state is not None and state.is_due and state.sees_steps:
-            self._do(state, "before the optimizer step", self._before_optimizer_step, loop, state, optimizer)
-
-    def observe(self, on: bool) -> None:
-        """Switch the hooks of the running batch on or off, see `StageState.observe`."""
-        for state in list(self._live.values()):
-            if state.is_due:
-                self._do(state, "in the middle of a batch", state.observe, on)
-
-    def end_batch(self, loop: Loop, stage: str) -> None:
-        """Call `_see_batch_end` if every step is seen; after a due batch, remove its hooks and call `_end_batch`.
-
-        Hooks that change tensors stay until `leave_batch`.
-        """
-        if stage == "train":
-            self.finish()
-        state = self._live.get(stage)
-        if state is None:
-            return
-        if self.sees_every_step and stage == "train":
-            self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
-        if state.is_due and stage in self._live:
-            state.is_due = False
-            self._do(state, "at the end of a batch", self._close_batch, loop, state)
-
-    def _close_batch(self, loop: Loop, state: W) -> None:
-        has_stepped = state.stage != "train" or not loop.is_accumulating
-        if not self.changes_tensors:
-            state.is_open = False
-            state.until_batch_end.close()
-        self._end_batch(loop, state, has_stepped)
-
-    def leave_batch(self) -> None:
-        """Remove the hooks that are left of the previous batch.
-
-        These are hooks that change tensors, and all hooks of a batch that did not end. It gets no `_end_batch`, and
-        what was measured in its step is dropped: it may be tried again, as after a lack of memory.
-        """
-        for state in list(self._live.values()):
-            if state.is_due and state.stage == "train":
-                self._do(state, "after a batch that did not end", state.forget)
-            state.is_due = False
-            if state.is_open:
-                state.is_open = False
-                self._do(state, "at the end of a batch", state.until_batch_end.close)
-
-    def end_epoch(self, loop: Loop) -> None:
-        """Read what is pending, then call `leave_batch`, and `_see_batch_end` of a callback that sees every step."""
-        self.finish()
-        self.leave_batch()
-        state = self._live.get("train")
-        if state is not None and self.sees_every_step:
-            self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
-
-    def end_training(self, loop: Loop) -> None:
-        """Read what is pending, then call `_end_training` for each stage."""
-        self.finish()
-        for state in list(self._live.values()):
-            self._do(state, "at the end of training", self._end_training, loop, state)
-
-    def begin_evaluation(self, loop: Loop) -> None:
-        """Begin an evaluation: read what is pending, and call `_begin_evaluation` if it is measured."""
-        self._catch_up()
-        state = self._live.get(loop.stage)
-        if state is not None:
-            self._do(state, "at the start of an evaluation", self._open_evaluation, loop, state)
-
     def _open_evaluation(self, loop: Loop, state: W) -> None:
         state.forget()  # of an evaluation that did not end
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
 
-    def end_evaluation(self, loop: Loop) -> None:
-        """Call `leave_batch`, then `_end_evaluation` if the stage is live; read what is pending unless ranks merge."""
-        self.leave_batch()
-        state = self._live.get(loop.stage)
-        if state is not None:
-            self._do(state, "at the end of an evaluation", self._end_evaluation, loop, state)
-        self._catch_up()  # with ranks at the end of the next batch: one of them alone may evaluate
+    def _open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        state.is_due = state.is_open = self._wants(loop, state, batch_idx, dataloader_idx)
+        if state.is_due and state.stage == "train":
+            self._follow(loop, state)
+        if self._is_called(state):
+            self._begin_batch(loop, state, batch, batch_idx)
+
+    def _close_batch(self, loop: Loop, state: W) -> None:
+        """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
+        if not self.changes_tensors:
+            self._remove_hooks_of_batch(state)
+        if self._is_called(state):
+            self._end_batch(loop, state, state.stage != "train" or not loop.is_accumulating)
+        state.is_due = False
+
+    def _abandon_batch(self, loop: Loop, state: W) -> None:
+        """Remove the hooks that are left of the previous batch.
+
+        What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
+        memory.
+        """
+        if state.is_due and state.stage == "train":
+            state.forget()
+        state.is_due = False
+        self._leave_batch(state)
+        self._remove_hooks_of_batch(state)
+
+    def _close_evaluation(self, loop: Loop, state: W) -> None:
+        self._abandon_batch(loop, state)
+        self._end_evaluation(loop, state)
 
     @unseen
-    def _start(self, loop: Loop, running: Set[str]) -> None:
-        """Select the modules, and attach the hooks of those stages of the callback that are in `running`."""
-        self._end_all()
-        self._reset()
-        selection, decision = self._decide(loop)
-        if decision.reason:
-            inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
+    def end_run(self, loop: Loop, has_failed: bool = False) -> None:
+        """Remove all hooks and leave the loop; after an error without waiting for other ranks, which may go on."""
+        if self._loop is not loop:
+            return
+        self._loaded = None
+        try:
+            if has_failed and self._ranks is not None:
+                self._leave_ranks()
+            with suppress(Exception):  # the error that has ended the fit may occur here too
+                self._kept = self._saved() if self._live else self._kept
+        finally:  # whatever comes: Ctrl-C may
+            try:
+                self._end_all()
+            except Exception as error:  # ours
+                if self.may_stop_the_run:
+                    raise
+                warn_switched_off(self._name, error)
+            finally:
+                loop.leave(self)
+                self._loop = None
+
+    # How it does that.
+
+    def _is_called(self, state: W) -> bool:
+        return state.is_due or (self.sees_every_step and state.stage == "train")
+
+    def _remove_hooks_of_batch(self, state: W) -> None:
+        if state.is_open:
+            state.is_open = False
+            state.until_batch_end.close()
+
+    def _start(self, loop: Loop, running: Sequence[str]) -> None:
+        selection, reason, every_n_steps, stages = self._decide(loop)
+        if reason:
+            inform(f"{self._name} {self.verb} nothing: {reason}.")
         elif self._takes_part(loop) and self._connect_ranks(loop):
             self._reads_later = self._ranks is not None or loop.device.type != "cpu"
             said: set[str] = set()
-            for stage in decision.stages:
+            for stage in stages:
                 if stage in running:
                     loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
-                    state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
+                    state = self.state_class(stage, every_n_steps, loggers, selection, layout, said)
                     self._do(state, "at the start of the run", self._open_stage, loop, state)
                     if state.has_fault:
                         break
+            if not every_n_steps and "train" in self._live and hasattr(self, "every_n_steps"):
+                inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
+            inform_of_many_tags(self)
+        warn_of_equal_tags(self, loop)
 
     def _open_stage(self, loop: Loop, state: W) -> None:
         self._prepare(loop, state)
@@ -427,28 +492,34 @@ class HookboardCallback(CallbackMethods[W]):
             return not why_not
         return True
 
-    def _decide(self, loop: Loop) -> tuple[Selection, Decision]:
-        """Return the selected modules, and the decision of this rank or, if all ranks measure, of rank 0.
+    def _decide(self, loop: Loop) -> tuple[Selection, str | None, int, Sequence[Stage]]:
+        """Return the selected modules, why nothing can be measured, the cadence and the stages.
+
+        If all ranks measure, all but the modules are those of rank 0: often only that has a logger, and if each rank
+        followed its own, some would wait for others for ever.
 
         Raises:
             ValueError: the configuration does not fit the model, here or on another rank.
         """
-        selection, reason, said, failure = Selection(), None, None, None
-        must_agree = loop.world_size > 1 and self._is_collective(loop) and has_process_group()
+        selection, reason, failure = Selection(), None, None
         try:
             selection = self._select(loop.model)
             reason = self._why_not(loop)
         except NothingToSelectError as nothing:
             reason = str(nothing)
         except ValueError as error:
-            said, failure = f"{self._name} could not start: {error}", ValueError(f"{self._name}: {error}")
-            if not must_agree:
-                raise failure from error
-        mine = Decision(reason, int(self._cadence(loop)), self._stages(loop), said)
-        decision = agreed(mine, loop.device) if must_agree else mine
-        if failure:
-            raise failure
-        return selection, decision
+            failure = error
+        every_n_steps, stages = int(self._cadence(loop)), self._stages(loop)
+        if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
+            failed = None if failure is None else f"{self._name} could not start: {failure}"
+            everyones = gathered((reason, every_n_steps, stages, failed), loop.device)
+            others = [f"on rank {rank}, {each[3]}" for rank, each in enumerate(everyones) if each[3]]
+            if others and failure is None:
+                raise ValueError(others[0])
+            reason, every_n_steps, stages, _ = everyones[0]
+        if failure is not None:
+            raise ValueError(f"{self._name}: {failure}") from failure
+        return selection, reason, every_n_steps, stages
 
     def _follow(self, loop: Loop, state: W) -> None:
         """If the model's modules have changed since the last call, select again; if that differs, attach and warn."""
@@ -477,35 +548,27 @@ class HookboardCallback(CallbackMethods[W]):
                 f"{said_of_changes(fresh, names_in(model))}."
             )
 
-    def _do(self, state: W, when: str, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def _do(self, state: W, when: str, method: Callable[..., object], /, *given: Any) -> None:
         """Call a method; an error ends the stage with a warning, or is raised if it may stop the run.
 
         Args:
             state: the stage that an error ends.
             when: the point of the run, used in the warning, such as "at the end of a batch".
-            method: the method, called with `args` and `kwargs`.
-            args: positional arguments.
-            kwargs: keyword arguments.
+            method: the method.
+            given: its arguments.
         """
         try:
-            (method if self.calls_the_model else unseen(method))(*args, **kwargs)
-        except Exception as error:  # ours: the run goes on, unless it is meant to stop
-            if not self._end_stage_after(state, when, error):
-                raise
-
-    def _end_stage_after(self, state: W, when: str, error: Exception) -> bool:
-        """End the stage with one warning, and return True; return False if the error must stop the run instead."""
-        if isinstance(error, NothingToShowError):
+            (method if self.calls_the_model else unseen(method))(*given)
+        except NothingToShowError as nothing:
             self._drop(state)
-            rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
-            return True
-        if self.may_stop_the_run:
-            return False
-        is_first, state.has_fault = not state.has_fault, True
-        self._drop(state)
-        if is_first:
-            warn_switched_off(f"{self._name} ({when})", error)
-        return True
+            rank_zero_warn(f"{self._name} {self.verb} nothing: {nothing}.")
+        except Exception as error:  # ours: the run goes on, unless it is meant to stop
+            if self.may_stop_the_run:
+                raise
+            is_first, state.has_fault = not state.has_fault, True
+            self._drop(state)
+            if is_first:
+                warn_switched_off(f"{self._name} ({when})", error)
 
     def _drop(self, state: W) -> None:
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
@@ -558,6 +621,16 @@ class HookboardCallback(CallbackMethods[W]):
         """The earliest step that is still to be read; infinite if there is none."""
         return min((each.step for each in self._pending), default=math.inf)
 
+    @property
+    def states(self) -> list[W]:
+        """The state of each stage that is measured in the present run."""
+        return list(self._live.values())
+
+    def _catch_up(self) -> None:
+        """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
+        if self._ranks is None:
+            self.finish()
+
     def _end_all(self) -> None:
         """Read what is pending, disconnect the ranks, and end all stages, whatever fails."""
         try:
@@ -576,3 +649,54 @@ class HookboardCallback(CallbackMethods[W]):
     def _name(self) -> str:
         """The name of its class, used in messages."""
         return type(self).__name__
+
+
+def why_no_step(loop: Loop, every_n_steps: int) -> str:
+    """Return why no training step of a fit was measured, as a clause."""
+    if loop.trainer is None and not loop.logged_step:
+        return "no batch was trained inside `run.step`"
+    return f"the fit took {loop.logged_step} steps, but every_n_steps is {every_n_steps}"
+
+
+MAX_SILENT_TAGS = 2000
+"""Maximum number of tags of one callback that are written without a line about it (a choice)."""
+
+
+def warn_of_equal_tags(last: object, loop: Loop) -> None:
+    """Warn once about tags that several callbacks write. Every callback calls this at the start of a run.
+
+    There may be more such tags: it is not known before a module runs how many tensors it returns.
+
+    Args:
+        last: the callback that calls this; there is a warning only if it is the last of hookboard's callbacks.
+        loop: the run with all callbacks.
+    """
+    # A callback that is given twice takes part once.
+    callbacks = list({id(c): c for c in loop.callbacks if isinstance(c, HookboardCallback)}.values())
+    if len(callbacks) < 2 or callbacks[-1] is not last or not loop.loggers:
+        return
+    writers: dict[str, list[int]] = {}
+    for number, callback in enumerate(callbacks):
+        for tag in dict.fromkeys(callback.written_tags()):
+            writers.setdefault(tag, []).append(number)
+    shared = {tag: numbers for tag, numbers in writers.items() if len(numbers) > 1}
+    if not shared:
+        return
+    numbers = sorted({number for several in shared.values() for number in several})
+    names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
+    rank_zero_warn(
+        f"{names} (out of {len(callbacks)} hookboard callbacks) write {len(shared)} or more of the same tags (such as "
+        f"{next(iter(shared))!r}), so each of these tags gets several values per step. Configure the "
+        "callbacks so that each tag is written by only one of them."
+    )
+
+
+def inform_of_many_tags(callback: HookboardCallback[Any]) -> None:
+    """Log a line if a callback is going to write more than MAX_SILENT_TAGS tags; it says how to write fewer."""
+    count = sum(1 for _ in callback.written_tags())
+    if count > MAX_SILENT_TAGS:
+        inform(
+            f"{type(callback).__name__} will write {count:,} tags, too many to look at one by one. To narrow them "
+            "down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. HealthMonitor() "
+            "shows all layers in 22 tags."
+        )

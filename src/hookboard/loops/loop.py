@@ -1,9 +1,8 @@
 """`Loop`: the interface through which callbacks read and control a run."""
 
 import math
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,15 +12,19 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from hookboard.writers import write_rows
+
 
 class Loop:
     """A run of a model: what callbacks can read of it, and how they take part in it.
 
-    A loop calls the methods of each `HookboardCallback` that has joined it, at the points that `callback.py` lists.
+    A loop tells each `HookboardCallback` that has joined it the events that `callback.py` lists.
     `TrainerLoop` is the loop of a Trainer, `BareLoop` of a loop written by the user. A subclass sets each attribute
     without a value here; the values here are those of a loop that only trains, in one process.
     """
 
+    members: list[Any]
+    """The callbacks of hookboard that take part."""
     model: nn.Module
     """The model. Tags contain the names of its modules."""
     device: torch.device
@@ -84,22 +87,62 @@ class Loop:
         """Return a batch of the data loader on the model's device, as `training_step` gets it."""
         return batch
 
-    def unobserved(self) -> AbstractContextManager[None]:
-        """Return a context in which callbacks do not see what hookboard computes in the middle of a batch."""
-        raise NotImplementedError
-
     def stop(self) -> None:
         """Ask the run to end after the current batch."""
         raise NotImplementedError
 
-    def join(self, callback: Callback) -> None:
-        """Call this `HookboardCallback` at each point of the run from now on; no effect if it has joined already."""
-        raise NotImplementedError
+    def join(self, callback: Any) -> None:
+        """Tell this `HookboardCallback` the events of the run from now on; no effect if it has joined already.
 
-    def leave(self, callback: Callback) -> None:
-        """Stop calling this `HookboardCallback`; no effect if it has not joined."""
-        raise NotImplementedError
+        Those that change tensors come first, so that others measure the change.
+        """
+        if not any(member is callback for member in self.members):
+            self.members.append(callback)
+            self.members.sort(key=lambda member: not member.changes_tensors)
 
-    def weakly(self) -> "Callable[[], Loop | None]":
-        """Return a weak reference: a function that returns this loop, or None once it has been garbage-collected."""
-        return weakref.ref(self)
+    def leave(self, callback: Any) -> None:
+        """Tell this `HookboardCallback` no more; no effect if it has not joined."""
+        self.members[:] = [member for member in self.members if member is not callback]
+
+    def tell(self, event: str, *given: Any) -> None:
+        """Tell all members an event, see `HookboardCallback`."""
+        for member in self.members:
+            member.hear(event, self, *given)
+
+    def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Tell all members to leave the batch before, and then that another begins.
+
+        Before a training batch, rows of steps that are over are written: those with their validation, of which no
+        member has still something to read.
+        """
+        self.tell("leave_batch")
+        if self.stage == "train":
+            write_rows(self.loggers, min([self.logged_step, *(member.first_pending_step for member in self.members)]))
+        self.tell("begin_batch", batch, batch_idx, dataloader_idx)
+
+    def end_training(self) -> None:
+        """Tell all members that the training has ended, and write the last rows."""
+        try:
+            self.tell("end_training")
+        finally:
+            write_rows(self.loggers)
+
+    def end_run(self, has_failed: bool = False) -> None:
+        """Have all members leave, and write what they have logged."""
+        try:
+            for member in list(self.members):
+                member.end_run(self, has_failed)
+        finally:
+            write_rows(self.loggers)
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Switch the members' hooks on modules and gradients off inside the context."""
+        states = [state for member in self.members for state in member.states if state.is_due]
+        for state in states:
+            state.observe(False)
+        try:
+            yield
+        finally:
+            for state in states:
+                state.observe(True)

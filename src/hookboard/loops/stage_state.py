@@ -1,15 +1,13 @@
-"""`StageState`, the state of a callback in one stage; `Selection`, its modules; `Decision`, agreed by all ranks."""
+"""`StageState`, the state of a callback in one stage; `Selection`, its modules."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from hookboard.base.messages import rank_zero_warn
-from hookboard.base.ranks import gathered
 from hookboard.model.parameters import weights_of
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
@@ -53,8 +51,6 @@ class StageState:
         is_due: True while a batch runs that is measured.
         is_open: True if `until_batch_end` may hold something.
         has_fault: True if an error has ended the stage.
-        sees_backward: whether `_before_backward` and `_after_backward` are called in measured batches.
-        sees_steps: whether `_before_optimizer_step` is called in measured batches.
         until_end: closed when the stage ends; removes the hooks of the stage.
         until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
     """
@@ -68,8 +64,6 @@ class StageState:
     is_due: bool = False
     is_open: bool = False
     has_fault: bool = False
-    sees_backward: bool = False
-    sees_steps: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
 
@@ -150,35 +144,3 @@ def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()
     for name, role, cause in gaps:
         causes.setdefault(f"{role}: {cause}", []).append(name)
     return "".join(f"\n  - {folded(names, among) or 'the model'}: {cause}" for cause, names in causes.items())
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a callback decides on one rank at the start of a run.
-
-    Args:
-        reason: why it cannot measure anything, as a clause; None if it can.
-        every_n_steps: the number of optimizer steps from one due step to the next; 0 if no step is due.
-        stages: the stages in which it measures.
-        failure: the message of the error by which it could not start; None if it could.
-    """
-
-    reason: str | None
-    every_n_steps: int
-    stages: Sequence[Stage]
-    failure: str | None = None
-
-
-def agreed(mine: Decision, device: torch.device) -> Decision:
-    """Exchange the decisions and return that of rank 0. Every rank must call this, once for each callback.
-
-    If each rank followed its own, some would wait for others for ever: often only rank 0 has a logger.
-
-    Raises:
-        ValueError: the callback could start on this rank, but not on another one.
-    """
-    everyones = gathered(mine, device)
-    failures = [f"on rank {rank}, {each.failure}" for rank, each in enumerate(everyones) if each.failure]
-    if failures and not mine.failure:
-        raise ValueError(failures[0])
-    return everyones[0]
