@@ -49,7 +49,7 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 90,
-    "callbacks": 2874,
+    "callbacks": 2735,
     "loops": 1243,
     "experiments": 721,
     "board": 1390,
@@ -59,7 +59,7 @@ BUDGETS = {
     "tracing": 4688,
     "health": 2286,
     "health/rules": 2692,
-    "writers": 412,
+    "writers": 323,
     "measure": 3917,
     "images": 678,
     "model": 988,

@@ -1,7 +1,8 @@
 """`CAMLogger`: logs class-activation maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -152,7 +153,7 @@ class CAMLogger(PictureLogger):
             quiet = replaced(loop.model, log=lambda *args, **kwargs: None)
             with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
-                layer, found = attribute(call, groups, self._chooser(labels), with_gradient=with_gradient)
+                layer, found = attribute(call, groups, partial(self._choose, labels), with_gradient=with_gradient)
             host: dict[str, Any] = {name: part if part is None else part.cpu() for name, part in vars(found).items()}
             seen = Attribution(**host)
             pictures[self._tag(layer.name)] = overlays(
@@ -165,27 +166,23 @@ class CAMLogger(PictureLogger):
             )
         return pictures
 
-    def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return the function that `attribute` calls with scores (n, classes) to get the explained classes (n,)."""
-
-        def choose(scores: Tensor) -> Tensor:
-            if self.target == "predicted":
-                return scores.argmax(dim=1)
-            wanted: list[Any] = [self.target] * len(scores)
-            if self.target == "label":
-                if labels is None:
-                    raise NothingToShowError(
-                        "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
-                    )
-                wanted = labels.tolist()
-            if not set(wanted) <= set(range(scores.shape[1])):
+    def _choose(self, labels: Tensor | None, scores: Tensor) -> Tensor:
+        """Return the explained class of each sample, shape (n,), for scores of shape (n, classes)."""
+        if self.target == "predicted":
+            return scores.argmax(dim=1)
+        wanted: list[Any] = [self.target] * len(scores)
+        if self.target == "label":
+            if labels is None:
                 raise NothingToShowError(
-                    f"target={self.target!r} selects classes that are out of range ({sorted(set(wanted))}): the model "
-                    f"has scores for classes 0 to {scores.shape[1] - 1}"
+                    "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
                 )
-            return torch.tensor(wanted, device=scores.device)
-
-        return choose
+            wanted = labels.tolist()
+        if not set(wanted) <= set(range(scores.shape[1])):
+            raise NothingToShowError(
+                f"target={self.target!r} selects classes that are out of range ({sorted(set(wanted))}): the model "
+                f"has scores for classes 0 to {scores.shape[1] - 1}"
+            )
+        return torch.tensor(wanted, device=scores.device)
 
     def _maps(self, layer: TargetLayer, seen: Attribution, aspect: float | None) -> Tensor:
         """Return the class-activation maps of a layer, shape (n, height, width).
@@ -213,11 +210,9 @@ class CAMLogger(PictureLogger):
 
     def _is_of_classes(self, labels: Tensor | None, scores: Tensor) -> bool:
         """Return True if the scores are known to be those of classes; a single one also needs to be a logit."""
-        if not _is_single(scores):
-            return bool(self.classes) or labels is not None
-        # What is between 0 and 1 may be behind a sigmoid: there, what is above 0 is not yet class 1.
-        is_logit = not bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all())
-        return is_logit and (bool(self.classes) or (labels is not None and bool((labels <= 1).all())))
+        are_told = bool(self.classes) or (labels is not None and int(labels.max()) < scores.shape[1])
+        # A single one between 0 and 1 may be behind a sigmoid: there, what is above 0 is not yet class 1.
+        return are_told and not (_is_single(scores) and bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all()))
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""

@@ -133,7 +133,7 @@ class _LoopReader:
         if self._is_over:
             return
         if not self._optimizers:
-            self._at_forward(self._begin)
+            self._at_forward(lambda module: _guarded(self._follow, module))
         self._optimizers.append(weakref.ref(optimizer))
 
     def _at_forward(self, act: Callable[[nn.Module], None]) -> None:
@@ -155,11 +155,10 @@ class _LoopReader:
             self._live.leave()
             self._live = None
 
-    def _begin(self, module: nn.Module) -> None:
-        if module.training and torch.is_grad_enabled():
-            _guarded(self._follow, module)
-
     def _follow(self, module: nn.Module) -> None:
+        """Begin to read with this call, if it trains parameters of an optimizer."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
         optimizers = [one for known in self._optimizers if (one := known()) is not None]
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         if trained.isdisjoint(map(id, parameters_in(module).values())):
@@ -185,16 +184,13 @@ class _LoopReader:
 
         self._until_end.callback(unhear_backward, hear)
         hear_backward(hear)
-        self._until_end.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        self._until_end.callback(register_optimizer_step_post_hook(self._end_at_forward).remove)
         live.begin(None, in_closure=any(frame.f_code.co_filename == _STEPPING for frame, _ in walk_stack(None)))
 
-    def _stepped(self, optimizer: Any, args: Any, named: Any) -> None:
-        if not torch.compiler.is_compiling() and threading.get_ident() == self._thread:
-            self._end_at_forward()
-
-    def _end_at_forward(self) -> None:
+    def _end_at_forward(self, *_: Any) -> None:
         """End where the next batch begins: while torch iterates over the hooks of an optimizer, none can be removed."""
-        if not self._is_stepped:
+        is_here = not torch.compiler.is_compiling() and threading.get_ident() == self._thread
+        if is_here and not self._is_stepped:
             self._is_stepped = True
             self._at_forward(lambda module: self.end() if threading.get_ident() == self._thread else None)
 

@@ -1,7 +1,7 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +42,11 @@ KINDS = {
 
 def kind_of(logger: Any) -> Kind:
     """Return how to write to a logger; to one of an unknown kind, by its public methods."""
-    named = next((KINDS[cls.__name__] for cls in type(logger).__mro__ if cls.__name__ in KINDS), None)
-    if named is None and isinstance(getattr(logger, "experiment", None), SummaryWriter):
-        return KINDS["TensorBoardLogger"]
-    return named or Kind(_write_by_methods, folder_of)
+    for cls in type(logger).__mro__:
+        if cls.__name__ in KINDS:
+            return KINDS[cls.__name__]
+    is_tensorboard = isinstance(getattr(logger, "experiment", None), SummaryWriter)
+    return KINDS["TensorBoardLogger"] if is_tensorboard else Kind(_write_by_methods, folder_of)
 
 
 def folder_of(logger: Any) -> str:
@@ -90,31 +91,9 @@ class Loggers:
         """
         for logger in list(self.loggers):
             if kind_of(logger).write is write_to_tensorboard:
-                self.write_row(logger, entry, [self])
+                _write_row(logger, entry, [self])
             else:
                 vars(logger).setdefault(_ROWS, {}).setdefault(entry.step, []).append((self, entry))
-
-    def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
-        """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
-
-        If it fails, the owners leave it out from now on. One that made several entries is there several times.
-        """
-        owners = [owner for owner in dict.fromkeys(owners) if logger in owner.loggers]
-        if not owners:
-            return
-        name, names = type(logger).__name__, " and ".join(dict.fromkeys(owner.owner for owner in owners))
-        try:
-            refused = kind_of(logger).write(logger, entry)
-        except Exception as error:  # a logger may fail in any way, as without a network; others still get the entry
-            for owner in owners:
-                owner.loggers.remove(logger)
-            warn_switched_off(f"writing {names}'s values to {name}", error)
-            return
-        said: set[str] = vars(logger).setdefault(_REFUSED, set())
-        for what in refused:
-            if what not in said:
-                said.add(what)
-                warn(f"{names}: {name} does not support {what}, so they are left out there.")
 
 
 def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
@@ -123,10 +102,34 @@ def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
     What was left for the step `before` and later ones goes on waiting: more of it may come.
     """
     for logger in loggers:
-        rows: dict[int, list[tuple[Loggers, Entry]]] = vars(logger).get(_ROWS, {})
-        for step in sorted(step for step in list(rows) if step < before):
-            owners, entries = zip(*rows.pop(step), strict=True)
-            owners[0].write_row(logger, joined(entries), owners)
+        if rows := vars(logger).get(_ROWS):
+            for step in sorted(step for step in list(rows) if step < before):
+                owners, entries = zip(*rows.pop(step), strict=True)
+                _write_row(logger, joined(entries), dict.fromkeys(owners))
+
+
+def _write_row(logger: Logger, entry: Entry, owners: Iterable[Loggers]) -> None:
+    """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
+
+    If it fails, the owners leave it out from now on.
+    """
+    owners = [owner for owner in owners if logger in owner.loggers]
+    try:
+        refused = kind_of(logger).write(logger, entry) if owners else []
+    except Exception as error:  # a logger may fail in any way, as without a network; others still get the entry
+        for owner in owners:
+            owner.loggers.remove(logger)
+        warn_switched_off(f"writing {_names(owners)}'s values to {type(logger).__name__}", error)
+        return
+    said: set[str] = vars(logger).setdefault(_REFUSED, set())
+    for what in refused:
+        if what not in said:
+            said.add(what)
+            warn(f"{_names(owners)}: {type(logger).__name__} does not support {what}, so they are left out there.")
+
+
+def _names(owners: Iterable[Loggers]) -> str:
+    return " and ".join(dict.fromkeys(owner.owner for owner in owners))
 
 
 def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:

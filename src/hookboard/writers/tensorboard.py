@@ -37,13 +37,26 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
     which then makes training wait.
     """
-    for tag, text in {**entry.texts, **{tag: table.text for tag, table in entry.tables.items()}}.items():
+    for tag, text in entry.texts.items():
         logger.experiment.add_text(tag, text, entry.step)
+    for tag, table in entry.tables.items():
+        logger.experiment.add_text(tag, table.text, entry.step)
     for tag, page in entry.pages.items():
         Path(logger.experiment.log_dir, f"{tag}.html").write_text(page, encoding="utf-8")
     event = Event(wall_time=time.time(), step=entry.step)
-    _fill(event.summary, entry)  # in place: a message that is passed to another is copied
-    if event.summary.value:
+    values = event.summary.value  # filled in place: a message that is passed to another is copied
+    for tag, number in entry.scalars.items():
+        values.add(tag=tag, simple_value=number)
+    for tag, reading in entry.histograms.items():
+        values.add(tag=tag, histo=_histogram(reading))
+    for tag, picture in entry.pictures.items():
+        values.append(_image(tag, picture))
+    for tag, strings in entry.records.items():
+        value = values.add(tag=tag, metadata=_RECORD)
+        value.tensor.dtype = types_pb2.DT_STRING
+        value.tensor.tensor_shape.dim.add(size=len(strings))
+        value.tensor.string_val.extend(strings)
+    if values:
         quick_writer_of(logger.experiment).event_writer.add_event(event)
     return []
 
@@ -58,24 +71,8 @@ def place_in_tensorboard(logger: TensorBoardLogger) -> str:
         program = Path("tensorboard")
     elif program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    typed = [str(program), "--logdir", str(logger.log_dir)]
+    typed = [str(program), "--logdir", str(getattr(logger, "log_dir", ""))]  # others wrap a SummaryWriter
     return f"{subprocess.list2cmdline(typed) if sys.platform == 'win32' else shlex.join(typed)} (tab Hookboard)"
-
-
-def _fill(summary: Summary, entry: Entry) -> None:
-    """Add the scalars, histograms, pictures and records of an entry to a summary."""
-    values = summary.value
-    for tag, number in entry.scalars.items():
-        values.add(tag=tag, simple_value=number)
-    for tag, reading in entry.histograms.items():
-        values.add(tag=tag, histo=_histogram(reading))
-    for tag, picture in entry.pictures.items():
-        values.append(_image(tag, picture))
-    for tag, strings in entry.records.items():
-        value = values.add(tag=tag, metadata=_RECORD)
-        value.tensor.dtype = types_pb2.DT_STRING
-        value.tensor.tensor_shape.dim.add(size=len(strings))
-        value.tensor.string_val.extend(strings)
 
 
 def _histogram(reading: Reading) -> HistogramProto:
