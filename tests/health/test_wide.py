@@ -113,10 +113,14 @@ def test_a_checkpoint_keeps_the_width_of_a_sample():
     class Wide:
         keeps = ("table", "silence")
         table = Readings.of([wide(outputs("fc", noise(ROWS)))])
-        silence = Silence.of({"fc": (WIDE, ROWS)})
+        silence = Silence({"fc": (WIDE, ROWS)})
 
     resumed, kept = Wide(), state_of({"": Wide()})
-    resumed.silence = Silence.of({})
+    resumed.silence = Silence({})
     set_state({"": resumed}, kept)
     assert resumed.table is not Wide.table
-    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.widths) == (WIDE, WIDE, {"fc": WIDE})
+    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.layers) == (
+        WIDE,
+        WIDE,
+        {"fc": (WIDE, ROWS)},
+    )
