@@ -296,7 +296,7 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "02c481213b8fd46d"
+LAYOUT = "cc54ac492cce3890"
 
 
 def names_in(tree):
@@ -313,7 +313,7 @@ def test_the_format_is_that_of_its_version(tmp_path):
     found = {(name, names) for name, (_, names) in KEPT.items()}
     for entry in torch.load(path, weights_only=True)[KEY]:
         found |= set(names_in(entry["parts"]["tree"]))
-    assert (VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (15, LAYOUT)
+    assert (VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (16, LAYOUT)
 
 
 def lasting_in(lasting):
@@ -327,6 +327,7 @@ def lasting_in(lasting):
 NOT_KEPT = {
     # what it is given
     "Judge": {"_rules", "_names"} | {"_verdicts"},
+    "Silence": {"since", "looks", "samples", "ended", "counts", "starts", "parts", "_seen", "_units", "_rows"},
     "Run": {"window", "_watched", "facts"}
     # and what follows from the rest
     | {"first", "evaluation", "first_nonfinite", "arrays", "now", "latest", "initial", "_ordered_by"},

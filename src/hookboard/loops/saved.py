@@ -16,7 +16,7 @@ from hookboard.loops.stage_state import StageState
 
 KEY = "hookboard"
 
-VERSION = 15
+VERSION = 16
 """The format of an entry, the only one that can be restored. Increase it whenever what is saved changes."""
 
 VARIABLE = ("stop_on", "nonfinite", "sync_dist", "report")
