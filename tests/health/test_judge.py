@@ -490,7 +490,7 @@ def test_a_layer_that_is_unfrozen_keeps_the_silence_of_its_units():
     run.see(looks.look(0, [looks.reading("fc", "output", [looks.row(100, -1.0, 0.1)] * 4)]))
     assert run.silence.looks.tolist() == [1] * 4
     run.follow(looks.layers(linear("fc"), linear("head")))
-    assert (run.silence.widths, run.silence.looks.tolist()) == ({"fc": 4}, [1] * 4)
+    assert (run.silence.layers, run.silence.looks.tolist()) == ({"fc": (4, 4)}, [1] * 4)
 
 
 def test_verdicts_do_not_explain_each_other_in_a_circle():

@@ -1,5 +1,7 @@
 """`StepWatch`: reads the code of the first training step of a run, and watches what later steps do."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,12 +12,21 @@ from torch.optim import Optimizer
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import computing_plainly
 from hookboard.callbacks.adapted import AdaptedWeights
-from hookboard.callbacks.spike_rows import SpikeRows
-from hookboard.health import Finding, Judge, StepFacts, Stepped, WorstRows
+from hookboard.health import SPIKE_HISTORY_STEPS, Finding, Judge, StepFacts, Stepped, WorstRows, median
 from hookboard.loops import Loop
 from hookboard.measure import Table
 from hookboard.model.parameters import Weight
-from hookboard.tracing import STEP, Adapter, LiveStep, Modes, Program, StaleGradients, Unfrozen
+from hookboard.tracing import (
+    STEP,
+    Adapter,
+    LiveStep,
+    Modes,
+    Program,
+    StaleGradients,
+    Unfrozen,
+    row_counts_of,
+    worst_rows_of,
+)
 
 T = TypeVar("T")
 
@@ -38,7 +49,9 @@ class StepWatch:
         self._stale: StaleGradients | None = None
         self._modes = Modes() if "eval_mode" in asked else None
         self._unfrozen = Unfrozen() if asked else None
-        self._rows = SpikeRows() if "spike" in asked else None
+        self._watches_spikes = "spike" in asked
+        self._losses: deque[float] = deque(maxlen=SPIKE_HISTORY_STEPS)
+        self._batch: Any = None
         self._off: set[str] = set()
         self._is_read = STEP.isdisjoint(asked)
         self.facts = StepFacts()
@@ -52,10 +65,10 @@ class StepWatch:
         """The factors of adapters whose product was measured at the latest due step, by name."""
 
     def begin_batch(self, loop: Loop, batch: Any) -> None:
-        """Note the rows of the batch that comes next, and follow it, unless the first step has been read."""
-        self._adapted.forget()
-        if self._rows is not None:
-            self._rows.begin_batch(batch)
+        """Keep the batch that comes next, and follow it, unless the first step has been read."""
+        self._batch = batch
+        if self.adapters:
+            self._adapted.forget()
         if not self._is_read and self._live is None:
             self._live = LiveStep(loop)
             self._stale = None if self._judge is None else StaleGradients(loop.model, loop.optimizers)
@@ -76,8 +89,17 @@ class StepWatch:
             self._watch_stale(self._stale.before_backward)
 
     def worst_rows(self, loss: Tensor, value: float) -> WorstRows | None:
-        """Return the rows of the batch with the largest loss, if this may be a spike."""
-        return None if self._rows is None else self._guarded(_ROWS, self._rows.see, loss, value)
+        """Return the rows of the batch with the largest loss if this may be a spike: none of the last was as high.
+
+        The rule judges it only later, when the graph is gone.
+        """
+        losses = list(self._losses)
+        if self._watches_spikes and math.isfinite(value):
+            self._losses.append(value)
+        if len(losses) < SPIKE_HISTORY_STEPS // 4 or not value > max(0.0, *losses):
+            return None
+        excess = 1 - median(losses) / value
+        return self._guarded(_ROWS, lambda: worst_rows_of(loss, row_counts_of(self._batch), excess))
 
     def see_gradients(self) -> None:
         """Note that a backward pass has ended."""
@@ -112,8 +134,7 @@ class StepWatch:
 
     def end_batch(self) -> None:
         """End the batch, and take what is known of the first step."""
-        if self._rows is not None:
-            self._rows.end_batch()
+        self._batch = None
         first = None if self._live is None else self._live.end()
         if first is not None:
             self._live, self._is_read = None, True
@@ -124,8 +145,7 @@ class StepWatch:
 
     def leave_batch(self) -> None:
         """Stop following a batch that has not ended, as after an error."""
-        if self._rows is not None:
-            self._rows.end_batch()
+        self._batch = None
         if self._live is not None:
             self._live.leave()
 

@@ -121,7 +121,7 @@ class Run:
         """The latest jumps of the learning rate far above its earlier values."""
         self.losses = LossCurve()
         """The loss of every step."""
-        self.silence = Silence.of({})
+        self.silence = Silence({})
         """How long each unit has been silent."""
         self.facts = StepFacts()
         """What is known of the training besides, as of the latest look."""

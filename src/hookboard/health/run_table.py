@@ -233,19 +233,10 @@ class LookArrays:
             rms = np.where(count > 0, np.hypot(block[:, _MEAN], block[:, _DEVIATION]), np.nan)
         is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
         is_there, mean, deviation = self._rows_in_look >= 0, block[:, _MEAN], block[:, _DEVIATION]
-        self.rows: dict[Role, Rows] = {}
+        columns = is_there, count, mean, deviation, rms, nonfinite, is_spoiled
+        self.rows = {role: Rows(*(column[part] for column in columns)) for role, part in layers.parts.items()}
         """Role -> its moments: arrays over the layers for `ROLES_OF_LAYERS`, over the weights for `ROLES_OF_WEIGHTS`.
         """
-        for role, part in layers.parts.items():
-            self.rows[role] = Rows(
-                is_there[part],
-                count[part],
-                mean[part],
-                deviation[part],
-                rms[part],
-                nonfinite[part],
-                is_spoiled[part],
-            )
 
     @functools.cached_property
     def outputs(self) -> "Units":
@@ -419,51 +410,37 @@ USUAL_SILENCE_QUANTILE = 0.75
 class Silence:
     """Counts for each unit of the layers whose units can be silent how long no sample has activated it.
 
+    All arrays but `counts` and `starts` have the shape (units of all layers,), layer after layer: `since`, the
+    optimizer step of the first look of the current silence, without meaning for an active unit; `looks` and `samples`,
+    the number of looks and of values (samples x positions) that it has lasted, 0 for an active unit; `ended`, the
+    longest silence that has ended, in looks.
+
     Args:
-        widths: layer name -> its number of units.
-        counts: how many units of each layer are counted, shape (layers,): of a wide one every k-th.
-        units: the counts, shape (4, units of all layers), layer after layer; its rows are named below.
+        layers: layer name -> its number of units, and how many of them are counted: of a wide layer every k-th.
+        units: these arrays as the rows of one. Default: no unit is silent.
     """
 
-    def __init__(self, widths: Mapping[str, int], counts: np.ndarray, units: np.ndarray) -> None:
-        self.widths, self.counts, self.units = dict(widths), counts, units
-        self.since: np.ndarray
-        """The optimizer step of the first look of the current silence; without meaning for an active unit."""
-        self.looks: np.ndarray
-        """Number of looks that the current silence has lasted; 0 for an active unit."""
-        self.samples: np.ndarray
-        """Number of values (samples x positions) that the current silence has lasted."""
-        self.ended: np.ndarray
-        """The longest silence that has ended, in looks; 0 if none has."""
-        self.parts: dict[str, slice]
-        """Layer name -> where its units are in these arrays."""
+    def __init__(self, layers: Mapping[str, tuple[int, int]], units: np.ndarray | None = None) -> None:
+        self.layers = dict(layers)
+        self.units = np.zeros((4, sum(count for _, count in layers.values()))) if units is None else units
         self._find_parts()
-
-    @staticmethod
-    def of(layers: Mapping[str, tuple[int, int]]) -> "Silence":
-        """Return the counts of layers whose units are all active, given their width and number of counted units."""
-        counts = np.array([count for _, count in layers.values()], dtype=np.intp)
-        return Silence({name: width for name, (width, _) in layers.items()}, counts, np.zeros((4, counts.sum())))
 
     def _find_parts(self) -> None:
         """Name the rows of `units`, and find the layers in them."""
-        self.since, self.looks, self.samples, self.ended = self.units
-        ends = np.cumsum(self.counts).tolist()
-        self.parts = dict(zip(self.widths, map(slice, [0, *ends], ends), strict=True))
-        self._seen: list[tuple[Any, ...]] = []  # what `_find` was called with last
+        self.since, self.looks, self.samples, self.ended = map(np.asarray, self.units)
+        self.counts = np.array([count for _, count in self.layers.values()], dtype=np.intp)
+        ends = np.cumsum(self.counts)
+        self.starts = ends - self.counts
+        self.parts = dict(zip(self.layers, map(slice, self.starts.tolist(), ends.tolist()), strict=True))
+        """Layer name -> where its units are."""
+        self._seen: list[tuple[Any, ...]] = []  # the layers of the latest look
         self._units = np.zeros(0, dtype=np.intp)  # the place of that look's rows in these arrays; -1 for none
         self._rows = np.full(len(self.looks), -1)  # and back
 
-    @property
-    def starts(self) -> np.ndarray:
-        """Where the units of each layer begin, shape (layers,)."""
-        return np.cumsum(self.counts) - self.counts
-
     def among(self, names: Collection[str]) -> "Silence":
         """Return the counts of these layers alone, as far as they are known."""
-        is_meant = np.array([name in names for name in self.widths], dtype=bool)
-        widths = {name: width for name, width in self.widths.items() if name in names}
-        return Silence(widths, self.counts[is_meant], self.units[:, np.repeat(is_meant, self.counts)])
+        units = np.repeat([name in names for name in self.layers], self.counts).astype(bool)
+        return Silence({name: both for name, both in self.layers.items() if name in names}, self.units[:, units])
 
     def see(self, look: LookArrays) -> None:
         """Update the counts with one look; those of units without values, or of layers with NaN or Inf, stay."""
@@ -494,16 +471,14 @@ class Silence:
         seen = [(names[place], *others) for place, *others in zip(*facts, strict=True)]
         if seen == self._seen:
             return
-        new = {
-            name: (width, count) for name, width, count, is_known in seen if is_known and self.widths.get(name) != width
-        }
+        known = {name: (width, count) for name, width, count, is_known in seen if is_known}
+        new = {name: both for name, both in known.items() if self.layers.get(name) != both}
         if new:
-            old, added = self.among(self.widths.keys() - new.keys()), Silence.of(new)
-            self.widths, self.counts = old.widths | added.widths, np.append(old.counts, added.counts)
-            self.units = np.hstack([old.units, added.units])
+            old = self.among(self.layers.keys() - new.keys())
+            self.layers, self.units = old.layers | new, np.hstack([old.units, Silence(new).units])
             self._find_parts()
         places = np.arange(len(self.looks))
-        each = [places[self.parts[name]] if is_known else np.full(count, -1) for name, _, count, is_known in seen]
+        each = [places[self.parts[name]] if name in known else np.full(count, -1) for name, _, count, _ in seen]
         self._seen, self._units = seen, np.concatenate([places[:0], *each])
         self._rows = np.full(len(places), -1)
         self._rows[self._units[self._units >= 0]] = np.flatnonzero(self._units >= 0)

@@ -119,8 +119,7 @@ class BlackBox:
         if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
-        if self._may_search:
-            self._batch, self._versions = batch, _versions_in(batch)
+        self._batch, self._versions = batch, _versions_in(batch)
 
     @property
     def loss(self) -> float | None:
@@ -162,15 +161,13 @@ class BlackBox:
         self._batch = None
 
     def _check_gradients(self) -> None:
-        if self._is_scaled:
+        values = None if self._is_scaled else self._sentinels.values()
+        # The sum of finite values rarely overflows.
+        if values is None or math.isfinite(float(values.sum(dtype=torch.float32))):
             return
-        values = self._sentinels.values()
-        if values is None:
-            return
-        if not math.isfinite(float(values.sum(dtype=torch.float32))):  # the sum of finite values rarely overflows
-            spoiled = nonfinite_gradients(self._model)
-            if spoiled:
-                self._add_event(lambda: self._search_backward(spoiled))
+        spoiled = nonfinite_gradients(self._model)
+        if spoiled:
+            self._add_event(lambda: self._search_backward(spoiled))
 
     def _add_event(self, search: Callable[[], Nonfinite | None]) -> None:
         """Count a bad batch once; if it is the first in a row, call `search` and keep the event that it returns.
@@ -181,7 +178,7 @@ class BlackBox:
         if self._is_bad:
             return
         self._is_bad = True
-        if not self._was_bad and self._may_search:
+        if not self._was_bad and len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES:
             self._searches += 1
             event = search()
             if event is None:
@@ -189,10 +186,6 @@ class BlackBox:
                 return
             self.events.append(event)
         self.count += bool(self.events)
-
-    @property
-    def _may_search(self) -> bool:
-        return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
 
     def _search_forward(self, loss: Tensor) -> Nonfinite | None:
         """Return an event that tells what made a loss NaN or Inf.

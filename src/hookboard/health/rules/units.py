@@ -166,14 +166,10 @@ and half of its own units are negative by chance. Rounding of float32 leaves 1e-
 
 
 def _dead_units(run: Run) -> Iterator[Finding]:
-    lasting = _lasting(run)
-    if not lasting.any():
-        return
-    parts = run.silence.parts
+    lasting, parts = _lasting(run), run.silence.parts
     layers = [layer for layer in run.layers if layer.name in parts and lasting[parts[layer.name]].any()]
-    exact = [
-        dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_after(run, layer, lasting))
-    ]
+    at_zero = [layer for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS]
+    exact = [dead for layer in at_zero if (dead := _dead_after(run, layer, lasting))]
     named = {dead.source.name for dead in exact if dead.share > DEAD_SHARE_NOTE}
     others = [layer for layer in layers if layer.kind not in SILENT_AT_ZERO_KINDS and layer.name not in named]
     called = [dead for layer in others if (dead := _dead_before_a_function(run, layer, lasting))]
@@ -298,13 +294,13 @@ def _dead_after(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
     silence, part = run.silence, run.silence.parts.get(layer.name)
     if part is None or not is_finite(run, layer):
         return None
-    dead, width = lasting[part], silence.widths[layer.name]
+    dead, width = lasting[part], silence.layers[layer.name][0]
     source = source_of(run, layer, width)
     if layer.kind == "dropout":
         # What was 0 before the dropout is not its doing.
         exact = [other for other in run.layers[: run.place(layer.name)] if other.kind == "rectifier"]
         before = exact[-1] if exact else source
-        if before is not None and silence.widths.get(before.name) == width:
+        if before is not None and silence.layers.get(before.name, (0,))[0] == width:
             dead = dead & (silence.looks[silence.parts[before.name]] == 0)
         source = layer
     pruned = has_no_weights(run, source or layer, width, channel_stride(width))
@@ -320,7 +316,7 @@ def _dead_before_a_function(run: Run, layer: Layer, lasting: np.ndarray) -> Dead
     part = run.silence.parts.get(layer.name)
     if part is None or part.stop - part.start < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
-    dead, since, width = lasting[part], run.silence.since[part], run.silence.widths[layer.name]
+    dead, since, width = lasting[part], run.silence.since[part], run.silence.layers[layer.name][0]
     if np.count_nonzero(dead) < DEAD_UNITS_MIN or has_its_own_activation(run, layer):
         return None
     if layer.kind == "norm" and dead.all() and get_zeros(run)[run.place(layer.name)] and usual_gradient(run) > 0:
