@@ -86,25 +86,6 @@ def test_compiled_code_is_noticed():
     check("has_compiled_anything", torch_private.has_compiled_anything())
 
 
-@pytest.mark.compiles
-def test_only_graphs_that_may_hold_a_model_are_forgotten():
-    compiled = []
-
-    def counting(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    model = nn.Linear(1, 1)
-    of_model, other = torch.compile(model, backend=counting), torch.compile(lambda x: x + 1, backend=counting)
-    counts = []
-    for _ in range(2):
-        of_model(torch.ones(1, 1))
-        other(torch.ones(1, 1))
-        counts.append(len(compiled))
-        torch_private.forget_graphs(model)
-    check("forget_graphs", counts == [2, 3])
-
-
 def test_a_scaler_tells_its_scale_and_which_gradients_it_has_unscaled():
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -153,23 +153,6 @@ def test_a_function_compiled_and_run_before_the_fit_is_compiled_again(tmp_path):
     assert [len(values) for values in watched(tmp_path, model)] == [3] * 8
 
 
-def test_what_has_nothing_to_do_with_the_model_is_not_compiled_again_because_a_fit_starts(tmp_path):
-    compiled = []
-
-    def counting(graph, inputs):
-        compiled.append(graph)
-        return graph.forward
-
-    double, teacher = torch.compile(lambda x: 2 * x, backend=counting), nn.GRUCell(4, 4)
-    taught = torch.compile(lambda x: teacher(x), backend=counting)
-    data = batches(4)[0]
-    before = double(data), taught(data)
-    watched(tmp_path, compiled_attribute())
-    after = double(data), taught(data)
-    assert len(compiled) == 2
-    assert all(map(torch.equal, before, after))
-
-
 @dataclass
 class Tripled:
     x: torch.Tensor

@@ -27,11 +27,11 @@ effect = Effects()
 
 
 OVERRIDDEN = """
-parameters named_parameters modules named_modules children named_children buffers named_buffers state_dict
+parameters named_parameters modules children named_children buffers named_buffers state_dict
 load_state_dict get_parameter get_submodule get_buffer train eval zero_grad requires_grad_ apply to float
 extra_repr __repr__ _get_name __dir__ __setattr__ __delattr__ __call__ forward __len__ __iter__
 __getitem__ register_forward_hook register_forward_pre_hook register_full_backward_hook __reduce_ex__ _apply
-_named_members add_module register_buffer __setstate__ _save_to_state_dict
+add_module register_buffer __setstate__ _save_to_state_dict
 """
 
 

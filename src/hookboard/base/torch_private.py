@@ -2,11 +2,10 @@
 
 import functools
 import operator
-import re
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import chain, starmap
@@ -15,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule, convert_frame, eval_frame
+from torch._dynamo import OptimizedModule, eval_frame
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
@@ -246,25 +245,10 @@ def has_compiled_anything() -> bool:
     return bool(counters["stats"])
 
 
-def forget_graphs(model: nn.Module) -> None:
-    """Drop the graphs of torch.compile that may hold modules of `model`, so that new ones contain the hooks it has now.
-
-    These are the graphs whose guards name a module of the model or the class of one, and all of the same code. Any
-    function may be compiled that calls such a module, so all compiled code is looked through.
-    """
-    held = {str(id(each)) for module in modules_in(model).values() for each in (module, type(module))}
-    with convert_frame.compile_lock:
-        for reference in convert_frame.input_codes.seen + convert_frame.output_codes.seen:
-            code = reference()
-            if code is not None and _may_hold(code, held):
-                torch._dynamo.eval_frame.reset_code(code)
-
-
-def _may_hold(code: types.CodeType, held: Set[str]) -> bool:
-    """Return True if a compiled graph of this code may hold a module whose id, or whose class's id, is in `held`."""
-    guards = [str(entry.guard_manager) for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
-    # Code without a graph calls no tensor operation, but with hooks it may.
-    return not guards or any(not held.isdisjoint(re.findall(r"\d+", text)) for text in guards)
+def forget_graphs() -> None:
+    """Drop all graphs of torch.compile, if there are any, so that new ones contain the hooks that modules have now."""
+    if has_compiled_anything():
+        torch.compiler.reset()
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:

@@ -170,7 +170,7 @@ class SiteLogger(HookboardCallback[V]):
 
     def _attach(self, loop: Loop, state: V) -> None:
         # Graphs that are compiled already ignore new hooks.
-        forget_graphs(loop.model)
+        forget_graphs()
         inside = [role for role in state.roles if role in ATTENTION_ROLES]
         roles = [role for role in state.roles if not ROLES[role].of_parameter and role not in inside]
         modules, observer = state.selection.modules, state.table.open

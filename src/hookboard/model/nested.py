@@ -153,12 +153,21 @@ def _is_struct(kind: type) -> bool:
 
 
 def _items(value: object) -> list[tuple[Any, Any]]:
-    """Return the content of a container with keys or indices; [] for anything else."""
+    """Return the content of a container with keys or indices; [] for anything else.
+
+    Subclasses of `dict`, `UserDict`, `tuple` and `list` are read without their own code: it may count what is read.
+    """
+    is_traced = torch.compiler.is_compiling()  # what torch.compile traces has to be plain
+    if isinstance(value, UserDict) and not is_traced:
+        value = vars(value).get("data", value)
+    if isinstance(value, dict) and not is_traced:
+        return list((OrderedDict if isinstance(value, OrderedDict) else dict).items(value))
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (tuple, list)):
         names = getattr(type(value), "_fields", None)
-        return [(k if names is None else names[k], item) for k, item in enumerate(value)]
+        plain: Any = value if is_traced else (tuple if isinstance(value, tuple) else list).__iter__(value)  # type: ignore[arg-type]
+        return [(k if names is None else names[k], item) for k, item in enumerate(plain)]
     # A field that its constructor left out may still come.
     return [(name, getattr(value, name)) for name in _fields_of(type(value)) if hasattr(value, name)]
 
