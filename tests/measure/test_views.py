@@ -102,6 +102,18 @@ def test_the_gradient_of_a_tensor_is_that_of_its_value_before_it_was_changed(ten
     assert causes == []
 
 
+class Named(torch.Tensor):
+    pass
+
+
+def test_the_gradient_of_a_view_of_a_subclass_is_that_of_autograd(w, on):
+    def program(w, show):
+        return show(base_of(w).as_subclass(Named).view(-1)).square().sum()
+
+    (mine,), _ = watched(program, w, on)
+    assert mine.tolist() == true(program, w)[0].tolist()
+
+
 def changed_and_read(w, show):
     return show(base_of(w).view(-1)).relu_().square().sum()
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -89,18 +90,16 @@ def _show(
 def changes_of(tensor: Tensor) -> Callable[[], bool] | None:
     """Return a function that tells whether an in-place operation has changed a view's memory since; None for no view.
 
-    It keeps neither the view nor its memory alive.
+    It does not keep the memory alive, except for sparse and nested tensors and subclasses.
     """
     base = None if tensor.is_leaf else base_of(tensor)
     if base is None:
         return None
-    counter = base.detach()
-    try:
-        # What `detach` returns shares the base's version counter, and keeps it when its memory is exchanged.
-        counter.data = torch.empty(0, dtype=base.dtype, device=base.device)
-        version = version_of(counter)
-    except RuntimeError:  # sparse, nested, or inside a torch.func transform
-        return lambda: True
+    counter = base.detach()  # it shares the base's version counter, and keeps it when its memory is exchanged
+    if type(base) is Tensor:
+        with suppress(RuntimeError):
+            counter.data = torch.empty(0, dtype=base.dtype, device=base.device)
+    version = version_of(counter)
     return lambda: version_of(counter) != version
 
 

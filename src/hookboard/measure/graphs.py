@@ -97,9 +97,8 @@ class GraphEnd:
         self._explain("output", "")  # the module was called
         if not tensors:
             nothing = f"the module returned {type(output).__name__}, which contains no tensor"
-            for role in roles:
-                if role in ("output", "grad_output"):
-                    self._explain(role, nothing)
+            self._explain("output", nothing)
+            self._explain("grad_output", nothing)
             return None
         if "output" in roles:
             self._show_all("output", tensors)
@@ -113,10 +112,8 @@ class GraphEnd:
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
         for path, tensor in tensors:
-            if _is_plain(tensor):
-                torch.ops.hookboard.show(self._forward_key, tensor.detach(), role, path, "")
-            else:
-                self._explain(role, _not_plain(tensor))
+            cause = _why_not_taken(tensor)
+            torch.ops.hookboard.show(self._forward_key, None if cause else tensor.detach(), role, path, cause)
 
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
@@ -138,14 +135,7 @@ class GraphEnd:
             known[0][1] = _ShownGradient.apply(known[0][1], self._backward_key, role, path)
         if not shown:
             return None
-
-        def exchange(tensor: Tensor) -> Tensor:
-            for old, copy in shown:
-                if old is tensor:
-                    return copy
-            return tensor
-
-        return map_tensors(exchange, value)
+        return map_tensors(lambda tensor: [*[copy for old, copy in shown if old is tensor], tensor][0], value)
 
 
 def _does_nothing(module: nn.Module) -> bool:
@@ -159,12 +149,8 @@ def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
     """
     if not tensor.requires_grad:
         return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"
-    if not _is_plain(tensor):
-        return _not_plain(tensor)
-    for other in given:
-        if other is tensor:  # `tensor in given` would compare the elements
-            return RETURNED
-    return ""
+    is_given = any(other is tensor for other in given)  # `tensor in given` would compare the elements
+    return RETURNED if is_given else _why_not_taken(tensor)
 
 
 class _ShownGradient(torch.autograd.Function):
@@ -184,10 +170,7 @@ class _ShownGradient(torch.autograd.Function):
         return grad, None, None, None
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Return True if `hookboard::show` accepts the tensor: it is not nested, and of no subclass but Parameter."""
-    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
-
-
-def _not_plain(tensor: Tensor) -> str:
-    return f"a compiled graph cannot expose tensors of type {type(tensor).__name__}"
+def _why_not_taken(tensor: Tensor) -> str:
+    """Return why `hookboard::show` does not take a tensor, as a nested one, or one of a subclass; "" if it does."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
+    return "" if is_plain else f"a compiled graph cannot expose tensors of type {type(tensor).__name__}"
