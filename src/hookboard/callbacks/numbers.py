@@ -181,7 +181,6 @@ class SiteLogger(HookboardCallback[V]):
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
-        state.before.forget()
         state.table.forget_shapes()
         state.news.facts = None
 
