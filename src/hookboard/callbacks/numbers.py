@@ -252,7 +252,7 @@ class SiteLogger(HookboardCallback[V]):
         """Send what was measured in the step or loop, see `Table.send`."""
         if state.loss_scale is None:
             return state.table.send(None, along)
-        return state.loss_scale.send(state.table, loop, state.weights, along)
+        return state.loss_scale.send(state.table, loop.device, along)
 
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""
