@@ -65,9 +65,9 @@ class Agreement:
         starts = np.cumsum([0, *(1 + channel_row_count(width) for width, _, _ in self._extents.values())])
         rows, counted = np.tile(EMPTY, (starts[-1], 1)), [site for site, extent in self._extents.items() if extent[1]]
         bins, numbers = np.zeros((len(counted), BINS)), np.tile(self._plan.neutral, (len(self._extents), 1))
-        for place, (site, (width, _, _)) in enumerate(self._extents.items()):
+        for place, (site, (width, has_bins, _)) in enumerate(self._extents.items()):
             start, end = starts[place], starts[place + 1]
-            slot, number = slots.setdefault(site, Slot(site)), own.get(site)
+            slot, number = slots.setdefault(site, Slot(len(slots), site)), own.get(site)
             if slot.is_off:
                 rows[start:end, 0] = math.nan  # which tells the others
             elif number is not None:
@@ -76,8 +76,9 @@ class Agreement:
                     rows[start + 1 : end] = channels
                 elif elements_in(columns.rows[number]):
                     rows[start + 1 : end, 0] = math.nan  # what it lacks is unknown, not empty
-                if (counts := columns.bins[number]) is not None:
-                    bins[counted.index(site)] = counts
+                if has_bins and elements_in(columns.rows[number]):
+                    counts = columns.bins[number]
+                    bins[counted.index(site)] = math.nan if counts is None else counts
                 if (measured := columns.own[number]) is not None:
                     numbers[place] = measured
         rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
@@ -94,7 +95,8 @@ class Agreement:
             is_known = len(channels) and not np.isnan(channels[0, 0]) and elements_in(rows[start])
             found.slots.append(slots[site])
             found.channels.append(channels if is_known else None)
-            found.bins.append(bins[counted.index(site)] if has_bins else None)
+            counts = bins[counted.index(site)] if has_bins else None
+            found.bins.append(None if counts is None or np.isnan(counts[0]) else counts)
             found.own.append(numbers[place] if self._plan.own else None)
             found.dtypes.append(dtype if number is None else columns.dtypes[number])
             found.widths.append(width)

@@ -23,12 +23,17 @@ _SCALED = [FIELDS.index(name) for name in ("mean", "deviation", "abs_mean", "min
 
 
 class Slot:
-    """What a table knows of one site, over all steps."""
+    """What a table knows of one site, over all steps.
 
-    __slots__ = ("dtype", "has_bins", "is_off", "is_shared", "readers", "shape", "site", "traits")
+    Args:
+        index: counts the sites, in the order in which they were opened: gradients too in that of execution.
+        site: the site.
+    """
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.traits = site, ROLES[site.role]
+    __slots__ = ("dtype", "has_bins", "index", "is_off", "is_shared", "readers", "shape", "site", "traits")
+
+    def __init__(self, index: int, site: Site) -> None:
+        self.index, self.site, self.traits = index, site, ROLES[site.role]
         self.is_off = False
         """Whether it could not be measured, on any rank."""
         self.is_shared = not self.traits.of_parameter
@@ -196,7 +201,7 @@ class Slab:
         """
         self.follow()
         there = (place for place in self.places.values() if place.has_rows or place.is_empty)
-        places = [place for place in there if not place.slot.is_off]
+        places = sorted((place for place in there if not place.slot.is_off), key=lambda place: place.slot.index)
         owns = [place.own for place in places if place.own is not None]
         further = [torch.stack(owns)] if owns else []
         further += [] if self.scale is None else [self.scale]
