@@ -440,7 +440,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _log(self, loop: Loop, state: HealthState) -> None:
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
-        state.gaps_are_named = True
+        is_first, state.gaps_are_named = not state.gaps_are_named, True
         along, compared = [] if losses.waiting is None else [losses.waiting], list[Compared]()
         if state.replicas is not None:
             state.replicas.note("after", state.weights)
@@ -465,8 +465,19 @@ class HealthMonitor(SiteLogger[HealthState]):
                     state.stop_on.is_asked_of_all = ranks.is_any(is_guilty)
 
         self._do_later(state, take, step, WHEN_WRITTEN[state.stage])
+        if is_first and state is training and ranks is not None:
+            self._tell_unused(state, step)
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
+
+    def _tell_unused(self, state: HealthState, step: int) -> None:
+        """Tell at once of unused parameters, for which DDP raises an error in the next step, before ranks merge."""
+        judge = None if state.reporter is None else state.reporter.judge
+        found = [one for one in state.steps.facts.findings if one.rule == "unused_parameters"]
+        if judge is not None and found:
+            for one in found:
+                judge.add(one.rule, one, step)
+            self._verdicts = judge.verdicts
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
         if self.stop_on is not None and not state.stop_on.is_ending:
