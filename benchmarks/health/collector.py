@@ -1,4 +1,4 @@
-"""`RecordingMonitor`: a HealthMonitor that keeps what it shows its judge. `Extras`: what only other tools' rules ask."""
+"""`RecordingMonitor`: a monitor that keeps what it shows its judge. `Extras`: what only rules of other tools ask."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
