@@ -110,7 +110,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
     Everything is measured whole, with two exceptions: of a weight with more than 65,536 values, only every k-th unit,
-    at most about as many values; and of an output with more than 4096 units, rules that judge single units see only
+    at most about as many values; and of an output with more than 1024 units, rules that judge single units see only
     every k-th.
 
     An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
