@@ -385,7 +385,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if box is not None:
             box.programs = steps.programs
             box.before_backward(loss, value if scale is None else None)
-            value = box.loss if scale is None else value
+            value = box.loss if scale is None and value is None else value
             if len(box.events) > state.told:
                 self._tell_news(loop, state)
         if value is not None:
