@@ -1,13 +1,11 @@
 """`of_all_ranks`: the losses and the NaN or Inf of all ranks, in place of those of one."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from hookboard.base.ranks import Ranks
-from hookboard.callbacks.loss_meter import MOST_LOSSES
 from hookboard.health import Loss, Nonfinite, WorstRows
 
 
@@ -32,25 +30,20 @@ def of_all_ranks(
 def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
     """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
 
-    Of more than MOST_LOSSES steps only the last ones are returned. Where ranks are at different batches of a step, it
-    has the later one.
+    Where ranks are at different batches of a step, it has the later one.
     """
-    own = [loss.step for loss in losses]
-    ends = [-min(own, default=math.inf), max(own, default=-math.inf)]
-    before, last = ranks.max(torch.tensor(ends, dtype=torch.float64, device="cpu")).tolist()
-    if -before > last:  # no rank has any
+    own = {loss.step: loss for loss in losses}
+    steps = sorted(ranks.union(own))
+    if not steps:
         return []
-    first = max(int(-before), int(last) - MOST_LOSSES + 1)
-    sums, most = torch.zeros(2, int(last) - first + 1, 2, dtype=torch.float64, device="cpu")
-    for loss in losses:
-        if loss.step >= first:
-            sums[loss.step - first] = sums.new_tensor([loss.value, 1])
-            most[loss.step - first] = sums.new_tensor([loss.batch_idx, loss.backwards])
-    sums, most = ranks.sum(sums), ranks.max(most)
+    numbers = [
+        (loss.value, 1, loss.batch_idx, loss.backwards) if (loss := own.get(step)) else (0,) * 4 for step in steps
+    ]
+    rows = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    sums, most = ranks.sum(rows[:, :2]).tolist(), ranks.max(rows[:, 2:]).tolist()
     return [
-        Loss(first + place, int(batch_idx), total / count, int(backwards))
-        for place, ((total, count), (batch_idx, backwards)) in enumerate(zip(sums.tolist(), most.tolist(), strict=True))
-        if count
+        Loss(step, int(batch_idx), total / count, int(backwards))
+        for step, (total, count), (batch_idx, backwards) in zip(steps, sums, most, strict=True)
     ]
 
 

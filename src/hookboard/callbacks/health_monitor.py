@@ -327,7 +327,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        state.until_end.callback(state.steps.leave)
+        state.until_end.callback(state.steps.leave_batch)
         state.choices = None
         if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
             state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
@@ -433,9 +433,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.replicas.note("gradient", stepped_by(optimizer, state.weights))
         state.stepping.add(id(optimizer))
         for each in loop.optimizers:
-            stepped, held_back = steps_of(loop, each, state.weights)
-            state.stepped |= stepped if id(each) in state.stepping else {}
-            state.held_back |= held_back
+            for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
+                state.held_back[name] = held_back
+                if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
+                    state.stepped[name] = stepped
         if state.steps.adapters:
             state.steps.tried(_ADAPTERS, state.adapted.keep, state.steps.adapters, state.weights, state.stepped)
 
@@ -486,15 +487,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         events = [] if ranks is None else state.new_events()
         known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
         facts, stepped, state.stepped = state.facts(), state.stepped, {}
-        is_frozen = {name: not any(p.requires_grad for p in w.parameters) for name, w in state.weights.items()}
+        frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
+        is_scaled = state.loss_scale is not None
         look = Look(
-            step,
-            state.batch_idx,
-            {},
-            stepped=stepped,
-            frozen={name for name in is_frozen if is_frozen[name]},
-            is_scaled=state.loss_scale is not None,
-            factors=state.factors,
+            step, state.batch_idx, {}, stepped=stepped, frozen=frozen, is_scaled=is_scaled, factors=state.factors
         )
         sent = self._send(loop, state, _joined(along, loop.device))
 
@@ -508,15 +504,10 @@ class HealthMonitor(SiteLogger[HealthState]):
                     seen, told = of_all_ranks(ranks, seen, told)
                     if state.replicas is not None:
                         apart = state.replicas.compare(ranks, compared, readings.along[count:])
-                overflowed = look.is_scaled and bool(readings.overflowed.any())
+                overflowed = is_scaled and bool(readings.overflowed.any())
+                now = replace(look, readings=readings, losses=seen, overflowed=overflowed, apart=apart)
                 self._tell(state, told)
-                self._judge(
-                    state,
-                    Reporter.see,
-                    replace(look, readings=readings, losses=seen, overflowed=overflowed, apart=apart),
-                    facts,
-                    known,
-                )
+                self._judge(state, lambda reporter: reporter.see(now, facts, known))
                 if ranks is not None and self.stop_on is not None:
                     state.is_asked_of_all = ranks.is_any(self._guilty(state) is not None)
 
@@ -537,22 +528,22 @@ class HealthMonitor(SiteLogger[HealthState]):
             losses = [Loss(step, 0, value) for value in numbers]
             if training is not None:
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
-                self._judge(training, Reporter.see_evaluation, look)
+                self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
         self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
 
-    def _judge(self, state: HealthState, ask: Callable[..., tuple[Verdict, ...]], *given: Any) -> None:
-        """Call a method of the reporter for the verdicts, if this rank judges; an error ends the judging."""
+    def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
+        """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
         if state.reporter is not None:
             try:
-                self._verdicts = ask(state.reporter, *given)
+                self._verdicts = ask(state.reporter)
             except Exception as error:  # what is measured is still worth having, here and on other ranks
                 state.reporter = None
                 warn_switched_off("HealthMonitor's judging", error)
 
     def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
         if events:
-            self._judge(state, Reporter.tell, events, state.box is not None)
+            self._judge(state, lambda reporter: reporter.tell(events, is_searched=state.box is not None))
 
     def _tell_news(self, loop: Loop, state: HealthState) -> None:
         """Report what the black box has found, and end the fit if `stop_on` asks for it.
@@ -599,7 +590,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 losses, events = of_all_ranks(self._ranks, losses, events)
         self._tell(state, events)
         if not state.is_ending:
-            self._judge(state, Reporter.end, losses)
+            self._judge(state, lambda reporter: reporter.judge.end(losses))
         if state.reporter is not None:
             state.reporter.close()
         super()._end_training(loop, state)
@@ -626,19 +617,13 @@ def _joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor | None:
     return torch.cat(there) if there else None
 
 
-def steps_of(
-    loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
-) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
-    """Read the settings of an optimizer for each weight that it holds.
+def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, tuple[Stepped, HeldBack]]:
+    """Read the settings of an optimizer for each watched weight that it holds, by name.
 
     Args:
         loop: the loop, which may clip gradients.
         optimizer: the optimizer.
         weights: all watched weights by name.
-
-    Returns:
-        Weight name to `Stepped`, without weights that are frozen now (`requires_grad` is False); and weight name to
-        `HeldBack`.
     """
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
     is_of_torch = type(optimizer).__module__.startswith("torch.optim")
@@ -648,12 +633,4 @@ def steps_of(
         is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
         both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
         of.update(dict.fromkeys(map(id, group["params"]), both))
-    stepped: dict[str, Stepped] = {}
-    held_back: dict[str, HeldBack] = {}
-    for name, weight in weights.items():
-        for parameter in weight.parameters:
-            if id(parameter) in of:
-                step, held_back[name] = of[id(parameter)]
-                if parameter.requires_grad:
-                    stepped[name] = step
-    return stepped, held_back
+    return {name: of[id(p)] for name, weight in weights.items() for p in weight.parameters if id(p) in of}

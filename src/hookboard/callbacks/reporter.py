@@ -7,7 +7,6 @@ from hookboard.callbacks.layer_news import Facts, LayerNews
 from hookboard.health import (
     Judge,
     Look,
-    Loss,
     Nonfinite,
     Page,
     StepFacts,
@@ -29,7 +28,7 @@ REPORT = "report"
 class Reporter:
     """Has a run judged, writes the verdicts to the loggers, and logs new alarms as warnings.
 
-    `see`, `see_evaluation`, `end` and `tell` return all verdicts, worst first.
+    `see` and `tell` return all verdicts, worst first.
 
     Args:
         judge: judges the run.
@@ -57,14 +56,6 @@ class Reporter:
             entry.records.update(self._layers.in_order(ran, lambda: names, known, self._table, self._every_n_steps))
             self._loggers.write(entry)
         return verdicts
-
-    def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
-        """Judge the look of an evaluation loop."""
-        return self.judge.see_evaluation(look)
-
-    def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Judge the whole training, with the losses since the last look."""
-        return self.judge.end(losses)
 
     def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> tuple[Verdict, ...]:
         """Judge NaN or Inf, whose batches may have been searched, warn of them, and log the last look before."""

@@ -102,11 +102,6 @@ class StepWatch:
         if self._live is not None:
             self._live.leave()
 
-    def leave(self) -> None:
-        """Stop following the first step."""
-        self.leave_batch()
-        self._live = None
-
     def tried(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
         """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
         if what in self._off:
