@@ -179,13 +179,14 @@ def test_after_a_step_that_failed_the_next_one_is_measured_alone(monkeypatch):
     net, measured, moved = Adapted(), [], []
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 1.0)
 
-    class Sees(AdaptedWeights):
-        def measure(self, table, weights):
-            after = self._products(weights)
-            measured.append([after[name] - self._before[name] for name in after])
-            return super().measure(table, weights)
+    measure = AdaptedWeights.measure
 
-    monkeypatch.setattr("hookboard.callbacks.step_watch.AdaptedWeights", Sees)
+    def seen(adapted, table, weights):
+        after = adapted._products(weights)
+        measured.append([after[name] - adapted._before[name] for name in after])
+        return measure(adapted, table, weights)
+
+    monkeypatch.setattr(AdaptedWeights, "measure", seen)
     with watch(net, optimizer, HealthMonitor(every_n_steps=1)) as run:
         for number, x in enumerate(batches()[:4]):
             before = net.products()

@@ -342,7 +342,7 @@ def test_a_complex_loss_does_not_end_the_search():
     box = BlackBox(nn.Linear(2, 2))
     box.before_backward(torch.tensor(3.0 + 4.0j))
     assert not box.is_off
-    assert box._loss == 5.0
+    assert box.loss == 5.0
 
 
 # Whatever the training does.

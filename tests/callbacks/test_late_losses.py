@@ -90,14 +90,6 @@ def read(meter):
     return [(loss.step, loss.value) for loss in losses.read([] if losses.waiting is None else losses.waiting.tolist())]
 
 
-def test_a_loss_on_a_device_is_kept_as_it_is(device):
-    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
-    assert meter.add(0, 0, loss) is None
-    (part,) = meter._parts
-    assert part.loss.data_ptr() == loss.data_ptr()
-    assert read(meter) == [(0, 2.5)]
-
-
 def test_a_loss_that_is_one_number_of_a_large_tensor_does_not_keep_that_alive(device):
     meter, large = LossMeter(), torch.ones(5000, device=CUDA)
     meter.add(0, 0, large[7])
@@ -106,21 +98,21 @@ def test_a_loss_that_is_one_number_of_a_large_tensor_does_not_keep_that_alive(de
     assert read(meter) == [(0, 1.0)]
 
 
-def test_a_loss_that_was_changed_in_place_is_not_known(device):
+def test_a_loss_that_is_changed_in_place_later_is_known_as_it_was(device):
     meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
     meter.add(0, 0, loss)
     meter.add(1, 1, torch.tensor(1.5, device=CUDA))
     loss.zero_()
-    assert read(meter) == [(1, 1.5)]
+    assert read(meter) == [(0, 2.5), (1, 1.5)]
 
 
-def test_of_losses_at_one_address_only_the_last_is_known(device):
+def test_losses_at_one_address_are_all_known(device):
     """As a replayed CUDA graph writes them, of which the version counter knows nothing."""
     meter, loss = LossMeter(), torch.tensor(0.0, device=CUDA)
     for step in range(3):
         loss.data.fill_(step)
         meter.add(step, step, loss)
-    assert read(meter) == [(2, 2.0)]
+    assert read(meter) == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_two_backward_passes_from_one_loss_count_twice(device):
@@ -128,14 +120,6 @@ def test_two_backward_passes_from_one_loss_count_twice(device):
     meter.add(0, 0, loss)
     meter.add(0, 0, loss)
     assert read(meter) == [(0, 5.0)]
-
-
-def test_a_step_of_whose_loss_a_part_is_not_known_is_left_out(device):
-    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
-    meter.add(0, 0, loss)
-    meter.add(0, 1, torch.tensor(1.5, device=CUDA))
-    loss.zero_()
-    assert read(meter) == []
 
 
 @pytest.mark.parametrize(("dtype", "known"), [(torch.float16, []), (torch.float32, [(0, math.inf)])])
@@ -158,7 +142,7 @@ def test_all_losses_go_together_in_a_few_operations(device):
     with Counts(device):
         for step, loss in enumerate(losses):
             meter.add(step, step, loss)
-        assert set(launched) <= {"detach", "view", "alias"}
+        assert set(launched) <= {"detach", "view", "alias", "clone"}
         launched.clear()
         meter.take()
     assert len([name for name in launched if name not in ("detach", "view", "alias", "unsqueeze")]) <= 2

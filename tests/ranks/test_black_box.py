@@ -1,12 +1,11 @@
 """A fault on one of two ranks: nobody waits for ever, and the place is known on all ranks that merge their events."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hookboard.callbacks.nan_watch import firsts_over_ranks
+from hookboard.callbacks.all_ranks import first_events
 from hookboard.health import Nonfinite
 
 pytestmark = pytest.mark.spawns
@@ -47,9 +46,5 @@ def test_an_event_of_a_batch_names_the_rank_that_had_it():
     def event(during):
         return Nonfinite("fc", during, 3, 3, "fc gave 2 NaN.", "")
 
-    def gather(mine):
-        return [[], mine]
-
-    ranks = SimpleNamespace(rank=1, gather=gather)
-    said = [firsts_over_ranks(ranks, [event(during)])[0].evidence for during in ("forward", "optimizer")]
+    said = [first_events([[], [event(during)]])[0].evidence for during in ("forward", "optimizer")]
     assert said == ["Rank 1: fc gave 2 NaN.", "fc gave 2 NaN."]

@@ -57,9 +57,8 @@ def in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def sequence_number() -> int:
-    """Return the number that autograd gives to the next node of this thread."""
-    return torch.autograd._get_sequence_nr()
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+"""Returns the number that autograd gives to the next node of this thread."""
 
 
 def sequence_number_of(node: Node) -> int:

@@ -1,7 +1,10 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,20 +13,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
-from hookboard.callbacks.health_state import HealthState, Judging
-from hookboard.callbacks.loss_meter import mean_over_ranks
-from hookboard.callbacks.nan_watch import firsts_over_ranks
+from hookboard.base.messages import warn_switched_off
+from hookboard.callbacks.all_ranks import of_all_ranks
+from hookboard.callbacks.health_state import HealthState
 from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.replicas import Compared, Replicas
-from hookboard.callbacks.report_at_end import ReportAtEnd
-from hookboard.callbacks.reporter import Reporter, StopOn
+from hookboard.callbacks.reporter import Reporter, say_ended, write_report
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.callbacks.weights import Part, say_split
 from hookboard.health import (
     MEASURED_VALUES_MAX,
+    SPIKE_HISTORY_STEPS,
     VERDICT,
+    Apart,
     HeldBack,
     Judge,
+    Look,
+    Loss,
     NeedsHistogram,
     Nonfinite,
     Rule,
@@ -34,22 +40,29 @@ from hookboard.health import (
     cell,
     check_stop_on,
     every_unit,
+    median,
     rules_of,
 )
-from hookboard.loops import Loop, Selection, StageState, is_due
-from hookboard.measure import Table, Taps
-from hookboard.model.layers import ChannelDims, Layer, layers_of
+from hookboard.loops import Loop, Selection, is_due
+from hookboard.measure import Table, measuring_device
+from hookboard.model.layers import ChannelDims, layers_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.parameters import Weight, stepped_by
-from hookboard.model.selection import NothingToSelectError, is_read_by_parent, select
+from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
-from hookboard.tracing import RULES, BlackBox
+from hookboard.tracing import RULES, BlackBox, row_counts_of, worst_rows_of
+from hookboard.writers import EventFiles
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the table fill the columns that rules read."""
 
 EVALUATED = 4
 """Number of batches of each validation loop that are measured."""
+
+VALUES_COMPARED = 64
+"""How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
+
+_ADAPTERS = "measuring the updates of adapters"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -181,8 +194,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
         """What was looked at in the last fit, for notebooks; None before, in a copy, and on ranks that do not judge."""
-        self._known: dict[Stage, dict[str, Layer]] = {}
-        self._has_lazy = False
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
@@ -235,28 +246,26 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.stage != "train":
             return
         names = {rule.name for rule in self._rules()}
+        asked = names if self.audit else set[str]()
         if loop.is_rank_zero:
             say_split(self._weights(state.selection.owners))
-            judge = Judge(self._rules(), self._known["train"], int(self.window))
-            state.reporter = Reporter(judge, state.loggers, state.every_n_steps)
-            state.reporter.page_at_end = ReportAtEnd(state.loggers) if self.report else None
+            judge = Judge(self._rules(), state.layers, int(self.window))
+            state.files = EventFiles(state.loggers) if self.report else None
+            state.reporter = Reporter(judge, state.loggers, state.every_n_steps, state.news, state.table)
             self._run = judge.run
-        state.steps = StepWatch(
-            None if state.reporter is None else state.reporter.judge,
-            names if self.audit else (),
-        )
-        state.stop_on = StopOn(self.stop_on)
+        state.steps = StepWatch(asked, is_judged=loop.is_rank_zero)
+        state.recent = deque(maxlen=SPIKE_HISTORY_STEPS if "spike" in asked else 0)
         if self._ranks is not None and "ranks_differ" in names:
             state.replicas = Replicas(self._part)
         if "nonfinite" in names:
             if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
                 is_scaled = state.loss_scale is not None
-                state.nans.box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
-            state.nans.finds_late = state.nans.box is None
+                state.box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
+            state.finds_late = state.box is None
 
     def _saved(self) -> dict[str, Any] | None:
         state = self._live.get("train")
-        if state is None or state.reporter is None or state.reporter.judge is None:
+        if state is None or state.reporter is None:
             return None
         losses = state.reporter.judge.run.losses.state_dict()
         return {"first_step": state.first_step, "alarms": sorted(map(list, state.reporter.alarms)), "losses": losses}
@@ -265,27 +274,29 @@ class HealthMonitor(SiteLogger[HealthState]):
         if (state := self._live.get("train")) is None:
             return
         state.first_step = saved["first_step"]
-        if state.reporter is not None and state.reporter.judge is not None:
+        if state.reporter is not None:
             alarms = {(rule, module) for rule, module in saved["alarms"]}
             state.reporter.judge.run.losses.load_state_dict(saved["losses"])
-            state.reporter.alarms, state.stop_on.earlier = alarms, frozenset(alarms)
+            state.reporter.alarms, state.earlier = alarms, frozenset(alarms)
 
-    def _layers(self, selection: Selection) -> dict[str, Layer]:
-        modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
-        weights = self._weights(selection.owners)
-        self._has_lazy = any(weight.is_lazy for weight in weights.values())
-        return layers_of(modules, {name: weight for name, weight in weights.items() if not weight.is_lazy})
-
-    def _table(self, loop: Loop, state: StageState) -> Table:
-        layers = self._known[state.stage] = self._layers(state.selection)
+    def _table(self, loop: Loop, state: Any) -> Table:
+        self._find_layers(state)
         return Table(
             self._plan(),
             loop.device,
             stage=state.stage,
             ranks=self._ranks,
-            channels=ChannelDims(layers),
-            histogram=NeedsHistogram(layers),
+            channels=ChannelDims(state.layers),
+            histogram=NeedsHistogram(state.layers),
         )
+
+    def _find_layers(self, state: HealthState) -> None:
+        """Set the layers of a stage to those that the model has now."""
+        weights = self._weights(state.selection.owners)
+        has_shape = {name: weight for name, weight in weights.items() if not weight.is_lazy}
+        state.has_lazy = len(has_shape) < len(weights)
+        state.layers.clear()  # the table and the judge have this very dict
+        state.layers.update(layers_of({**state.selection.modules, **state.selection.owners}, has_shape))
 
     def _follow(self, loop: Loop, state: HealthState) -> None:
         before = state.selection
@@ -294,11 +305,18 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._follow_layers(loop, state)
 
     def _follow_layers(self, loop: Loop, state: HealthState) -> None:
-        """Watch the layers as they are now, which earlier looks are judged without."""
-        told = state.follow(self._known[state.stage], self._layers(state.selection))
-        self._do_later(state, told, loop.logged_step, WHEN_WRITTEN[state.stage])
+        """Watch the layers as they are now; earlier looks are judged first."""
+        self._find_layers(state)
+        state.table.forget_shapes()
+        layers = dict(state.layers)
 
-    # What it does at each step.
+        def tell() -> None:
+            if state.reporter is not None:
+                state.reporter.judge.run.follow(layers)
+
+        self._do_later(state, tell, loop.logged_step, WHEN_WRITTEN[state.stage])
+
+    # What it does at each step: as few calls as possible if that is not due.
 
     def _wants(self, loop: Loop, state: HealthState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage != "train":
@@ -309,214 +327,317 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        state.until_end.callback(state.steps.leave)
+        state.until_end.callback(state.steps.leave_batch)
+        state.choices = None
         if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
-            state.inputs = Taps({"": loop.model}, ["input"], state.open_input)
-            state.until_end.callback(state.inputs.detach)
-            state.inputs.attach()
+            state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
-            self._measure_batch(loop, state, batch)
+            if state.stage == "train":
+                self._measure_batch(loop, state, batch)
+            else:
+                self._compare_weights(state)
         if state.stage == "train":
-            state.batch_idx = batch_idx
-            if state.replicas is not None and not self._has_lazy:
-                state.replicas.begin(state.weights)
-            if state.nans.box is not None:
-                state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
-                self._tell_news(loop, state)
-            if not self._has_lazy:
-                state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
+            state.batch, state.batch_idx = batch, batch_idx
+            if state.box is not None:
+                state.box.begin_batch(batch, batch_idx, loop.logged_step)
+            if not state.has_lazy:
+                if state.replicas is not None:
+                    state.replicas.begin(state.weights)
+                if state.steps.is_following:
+                    state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
 
     def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
-        """Measure what goes into the model; in an evaluation, see whether it has the weights of the training."""
-        state.watch_choices(loop.model)
-        if batch is None and state.inputs is not None:
-            state.until_batch_end.callback(state.inputs.end_step)
-            state.inputs.active = True
-        elif state.stage == "train":
-            for path, tensor in tensors_in(batch):
-                state.open_input(Site("", "input", path))(tensor)
-        elif state.as_begun is not None and (training := self._live.get("train")) is not None:
-            now = training.values_of_a_weight()
-            state.are_others = None if now is None else (now != state.as_begun).any()
-            state.as_begun = None
+        """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
+        state.adapted.forget()
+        routers = {router.layer: router for router in state.steps.facts.routers if router.layer}
+        if state.choices is None and routers:
+            modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
+            state.choices = state.tapped(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
+        for taps in (state.choices, state.inputs if batch is None else None):
+            if taps is not None:
+                state.until_batch_end.callback(taps.end_step)
+                taps.active = True
+        for path, tensor in tensors_in(batch):
+            state.open_input(Site("", "input", path))(tensor)
 
     def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
         super()._begin_evaluation(loop, state)
         training = self._live.get("train")  # a callback may swap in other weights after this
-        state.as_begun = None if training is None else training.values_of_a_weight()
+        state.as_begun = None if training is None else values_of_a_weight(training.weights)
         state.are_others = None
 
-    def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
-        """Judge the whole training unless `stop_on` ended it."""
-        losses = [] if state.stop_on.is_ending else state.last_losses()
-        events = [*state.nans.new_events(), *state.nans.late_events(losses)]
-        if self._ranks is not None:  # which tell at looks only what has happened
-            with self._ranks.at("end"):
-                events = firsts_over_ranks(self._ranks, events)
-                losses = mean_over_ranks(self._ranks, losses)
-        self._tell(state, events)
-        if state.reporter is not None and not state.stop_on.is_ending:
-            self._verdicts = state.reporter.end(losses) or ()
+    def _compare_weights(self, state: HealthState) -> None:
+        """See in the first batch of an evaluation whether it has the weights of the training."""
+        if state.as_begun is not None and (training := self._live.get("train")) is not None:
+            now = values_of_a_weight(training.weights)
+            state.are_others = None if now is None else (now != state.as_begun).any()
+            state.as_begun = None
 
     def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        state.steps.see_loss(loop, loss, state.is_due)
+        steps, box = state.steps, state.box
+        if steps.is_following or state.is_due:
+            steps.before_backward(loop, loss, state.is_due)
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
-        if state.nans.box is not None:
-            state.nans.box.programs = state.steps.programs
-            state.nans.box.before_backward(loss, value if scale is None else None)
-            value = state.nans.box.loss if scale is None else value
-        worst = None if value is None else state.steps.worst_rows(loss, value)
-        if worst is not None:
-            state.losses.note_rows(worst)
+        if box is not None:
+            box.programs = steps.programs
+            box.before_backward(loss, value if scale is None else None)
+            value = box.loss if scale is None and value is None else value
+            if len(box.events) > state.told:
+                self._tell_news(loop, state)
+        if value is not None:
+            recent = state.recent
+            # It may be a spike, which the rule judges only later, when the graph is gone.
+            if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
+                self._note_rows(state, loss, 1 - median([*recent]) / value)
+            if math.isfinite(value):
+                recent.append(value)
         if state.is_due:
             super()._before_backward(loop, state, loss)
 
+    def _note_rows(self, state: HealthState, loss: Tensor, excess: float) -> None:
+        """Note the rows of the batch whose losses make up this share of the loss, as they do in a spike."""
+        what = "the search for the rows with the largest loss"
+        worst = state.steps.tried(what, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
+        if worst is not None:
+            state.losses.note_rows(worst)
+
     def _after_backward(self, loop: Loop, state: HealthState) -> None:
-        state.steps.see_gradients()
-        if state.nans.box is not None:
-            state.nans.box.after_backward()
-            self._tell_news(loop, state)
+        if state.steps.is_following:
+            state.steps.after_backward()
+        if state.box is not None:
+            state.box.after_backward()
+            if len(state.box.events) > state.told:
+                self._tell_news(loop, state)
         if state.is_due:
             super()._after_backward(loop, state)
 
-    def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
-        if state.stage == "train":
-            state.steps.end_batch()
-            if state.nans.box is not None:
-                state.nans.box.end_batch()
-        if state.is_due:
-            super()._end_batch(loop, state, has_stepped)
-
-    def _leave_batch(self, state: HealthState) -> None:
-        """Stop following a first step that has not ended, as after an error."""
-        state.steps.leave_batch()
-        if state.nans.box is not None:
-            state.nans.box.end_batch()
-
-    def _tell_news(self, loop: Loop, state: HealthState) -> None:
-        """Report what the black box has found, if it is new, and end the fit if `stop_on` asks for it.
-
-        Do nothing if ranks merge: then all report it together at the next look.
-        """
-        if self._ranks is None and (events := state.nans.new_events()):
-            self.finish()  # earlier looks are judged first
-            self._tell(state, events)
-            self._end_if_asked(loop, state)
-
-    def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
-        if events and state.reporter is not None:
-            told = state.reporter.tell(events, is_searched=state.nans.box is not None)
-            self._verdicts = self._verdicts if told is None else told
-
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        state.steps.see_step(loop, optimizer, state.is_due)
-        if state.nans.box is not None:
-            state.nans.box.before_optimizer_step()
-            self._tell_news(loop, state)
+        if state.steps.is_following or state.is_due:
+            state.steps.before_step(loop, optimizer, state.is_due)
+        if state.box is not None:
+            state.box.before_optimizer_step()
+            if len(state.box.events) > state.told:
+                self._tell_news(loop, state)
         if state.is_due:
             self._measure_before_step(loop, state, optimizer)
 
     def _measure_before_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
-        if self._has_lazy:  # by now they have their shapes
+        if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
         if state.replicas is not None:
             state.replicas.note("gradient", stepped_by(optimizer, state.weights))
         state.stepping.add(id(optimizer))
         for each in loop.optimizers:
-            stepped, held_back = steps_of(loop, each, state.weights)
-            state.stepped |= stepped if id(each) in state.stepping else {}
-            state.held_back |= held_back
-        state.steps.keep_products(state.weights, state.stepped)
+            for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
+                state.held_back[name] = held_back
+                if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
+                    state.stepped[name] = stepped
+        if state.steps.adapters:
+            state.steps.tried(_ADAPTERS, state.adapted.keep, state.steps.adapters, state.weights, state.stepped)
 
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)
-        state.steps.measure_products(state.table, state.weights)
+        if state.steps.adapters:
+            found = state.steps.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
+            state.factors = found or frozenset()
+
+    def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
+        if state.stage == "train":
+            state.batch = None
+            if state.steps.is_following:
+                state.steps.end_batch()
+            if state.box is not None:
+                state.box.end_batch()
+        if state.is_due:
+            super()._end_batch(loop, state, has_stepped)
+
+    def _leave_batch(self, state: HealthState) -> None:
+        if state.batch is not None or state.steps.is_following:  # it has not ended, as after an error
+            state.batch = None
+            state.steps.leave_batch()
+            if state.box is not None:
+                state.box.end_batch()
+
+    # What it tells.
 
     def _log(self, loop: Loop, state: HealthState) -> None:
-        training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
         is_first, state.gaps_are_named = not state.gaps_are_named, True
-        along, compared = [] if losses.waiting is None else [losses.waiting], list[Compared]()
+        if state.stage == "train":
+            self._look(loop, state)
+            if is_first and self._ranks is not None:
+                self._tell_unused(state, loop.logged_step)
+            if self.stop_on is not None:
+                self._end_if_asked(loop, state)
+        else:
+            self._look_at_evaluation(loop, state)
+
+    def _look(self, loop: Loop, state: HealthState) -> None:
+        """Send what the step has measured; once it has arrived, have it judged with what is known of the step now."""
+        step, ranks, losses, compared = loop.logged_step, self._ranks, state.losses.take(), list[Compared]()
+        along = [] if losses.waiting is None else [losses.waiting]
+        count = sum(map(len, along))
         if state.replicas is not None:
             state.replicas.note("after", state.weights)
             compared, numbers = state.replicas.take()
             along += [] if numbers is None else [numbers]
-        if state.stage == "train":
-            facts = state.news.facts
-            facts = state.news.collect(loop.model, state.selection) if facts is None else facts
-            judging: Judging | None = state.look(step, facts, losses, compared, ranks)
-        else:
-            judging = None if training is None else training.evaluation(step, loop.evaluation_loss, state.are_others)
-        sent = self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None)
+        events = [] if ranks is None else state.new_events()
+        known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
+        facts, stepped, state.stepped = state.facts(), state.stepped, {}
+        frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
+        is_scaled = state.loss_scale is not None
+        look = Look(
+            step, state.batch_idx, {}, stepped=stepped, frozen=frozen, is_scaled=is_scaled, factors=state.factors
+        )
+        sent = self._send(loop, state, _joined(along, loop.device))
 
-        def take() -> None:
+        def arrived() -> None:
+            with self._all_ranks_at(f"train {step}"):
+                readings = sent().filled()
+                self._readings, apart = readings.values(), list[Apart]()
+                seen = losses.read(readings.along[:count])
+                told = [*events, *state.late_events(seen)]
+                if ranks is not None:
+                    seen, told = of_all_ranks(ranks, seen, told)
+                    if state.replicas is not None:
+                        apart = state.replicas.compare(ranks, compared, readings.along[count:])
+                overflowed = is_scaled and bool(readings.overflowed.any())
+                now = replace(look, readings=readings, losses=seen, overflowed=overflowed, apart=apart)
+                self._tell(state, told)
+                self._judge(state, lambda reporter: reporter.see(now, facts, known))
+                if ranks is not None and self.stop_on is not None:
+                    state.is_asked_of_all = ranks.is_any(self._guilty(state) is not None)
+
+        self._do_later(state, arrived, step, WHEN_WRITTEN["train"])
+
+    def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
+        """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
+        training, step = self._live.get("train"), loop.logged_step
+        along = [one for one in (loop.evaluation_loss, state.are_others) if one is not None]
+        compares = state.are_others is not None
+        sent = self._send(loop, state, _joined(along, loop.device))
+
+        def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent().filled()
-                self._readings = readings.values()
-                verdicts = None if judging is None else judging(readings)
-                self._verdicts = self._verdicts if verdicts is None else verdicts
-                if ranks is not None and state is training and self.stop_on is not None:
-                    is_guilty = state.stop_on.guilty(self._verdicts) is not None
-                    state.stop_on.is_asked_of_all = ranks.is_any(is_guilty)
+            self._readings, numbers = readings.values(), [*readings.along]
+            has_others = compares and bool(numbers.pop())
+            losses = [Loss(step, 0, value) for value in numbers]
+            if training is not None:
+                look = Look(step, 0, readings, losses, has_other_weights=has_others)
+                self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
-        self._do_later(state, take, step, WHEN_WRITTEN[state.stage])
-        if is_first and state is training and ranks is not None:
-            self._tell_unused(state, step)
-        if state.stage == "train" and self.stop_on is not None:
-            self._end_if_asked(loop, state)
+        self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
 
     def _tell_unused(self, state: HealthState, step: int) -> None:
         """Tell at once of unused parameters, for which DDP raises an error in the next step, before ranks merge."""
-        judge = None if state.reporter is None else state.reporter.judge
         found = [one for one in state.steps.facts.findings if one.rule == "unused_parameters"]
-        if judge is not None and found:
+
+        def told(reporter: Reporter) -> tuple[Verdict, ...]:
             for one in found:
-                judge.add(one.rule, one, step)
-            self._verdicts = judge.verdicts
+                reporter.judge.add(one.rule, one, step)
+            return reporter.judge.verdicts
+
+        if found:
+            self._judge(state, told)
+
+    def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
+        """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
+        if state.reporter is not None:
+            try:
+                self._verdicts = ask(state.reporter)
+            except Exception as error:  # what is measured is still worth having, here and on other ranks
+                state.reporter = None
+                warn_switched_off("HealthMonitor's judging", error)
+
+    def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
+        if events:
+            self._judge(state, lambda reporter: reporter.tell(events, is_searched=state.box is not None))
+
+    def _tell_news(self, loop: Loop, state: HealthState) -> None:
+        """Report what the black box has found, and end the fit if `stop_on` asks for it.
+
+        Do nothing if ranks merge: then all report it together at the next look.
+        """
+        if self._ranks is None:
+            self.finish()  # earlier looks are judged first
+            self._tell(state, state.new_events())
+            self._end_if_asked(loop, state)
+
+    def _guilty(self, state: HealthState) -> Verdict | None:
+        """Return the first verdict that is a new alarm of a rule in `stop_on`, or None."""
+        asked = {self.stop_on} if isinstance(self.stop_on, str) else {*(self.stop_on or ())}
+        alarms = (v for v in self._verdicts if v.severity == "alarm" and (v.rule, v.module) not in state.earlier)
+        return next((v for v in alarms if {"alarm", v.rule} & asked), None)
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
-        if self.stop_on is not None and not state.stop_on.is_ending:
-            self.finish()
-            state.stop_on.end_if_asked(loop, self._verdicts, with_others=self._merges(loop))
+        """End the fit with this batch if there is such an alarm, on any rank if there are others."""
+        if self.stop_on is None or state.is_ending:
+            return
+        self.finish()
+        guilty = self._guilty(state)
+        if state.is_asked_of_all if self._merges(loop) else guilty is not None:
+            loop.stop()
+            state.is_ending = True
+            if guilty is not None:
+                say_ended(guilty, loop.logged_step)
 
     def written_tags(self) -> Iterator[str]:
         """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
         return iter([VERDICT] if "train" in self._live else [])
 
     def _end_training(self, loop: Loop, state: HealthState) -> None:
-        if state.stage == "train":
-            self._judge_at_end(loop, state)
-            if state.stage in self._live:
-                state.close()
-                super()._end_training(loop, state)
+        """Judge the whole training unless `stop_on` ended it."""
+        if state.stage != "train":
+            return
+        waiting = state.losses.take()
+        losses = waiting.read([] if waiting.waiting is None else waiting.waiting.tolist())
+        losses = [] if state.is_ending else losses
+        events = [*state.new_events(), *state.late_events(losses)]
+        if self._ranks is not None:  # which tell at looks only what has happened
+            with self._ranks.at("end"):
+                losses, events = of_all_ranks(self._ranks, losses, events)
+        self._tell(state, events)
+        if not state.is_ending:
+            self._judge(state, lambda reporter: reporter.judge.end(losses))
+        if state.reporter is not None:
+            state.reporter.close()
+        super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
-        for taps in filter(None, (state.inputs, state.choices)):
-            taps.detach()
-        state.close()  # after an exception too, what has been seen is told
-        if state.reporter is not None and state.reporter.page_at_end is not None and self._run is not None:
-            state.reporter.page_at_end.write(self._run.now.step if self._run.seen else None)
+        self._leave_batch(state)
+        if state.reporter is not None:  # after an exception too, what has been seen is told
+            state.reporter.close()
+        if state.files is not None and self._run is not None:
+            write_report(state.loggers, state.files, self._run.now.step if self._run.seen else None)
 
 
-def steps_of(
-    loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
-) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
-    """Read the settings of an optimizer for each weight that it holds.
+def values_of_a_weight(weights: Mapping[str, Weight]) -> Tensor | None:
+    """Return a copy of the first values of the first trainable weight; None if that is no plain tensor."""
+    first = next((p for weight in weights.values() for p in weight.parameters if p.requires_grad), None)
+    plain = type(first) is nn.Parameter and first.layout is torch.strided
+    return first.detach().flatten()[:VALUES_COMPARED].clone() if first is not None and plain else None
+
+
+def _joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor | None:
+    """Return the numbers of several tensors in one, shape (n,), float64, where the table of a device has its own."""
+    there = [tensor.detach().to(measuring_device(device)).reshape(-1).double() for tensor in tensors]
+    return torch.cat(there) if there else None
+
+
+def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, tuple[Stepped, HeldBack]]:
+    """Read the settings of an optimizer for each watched weight that it holds, by name.
 
     Args:
         loop: the loop, which may clip gradients.
         optimizer: the optimizer.
         weights: all watched weights by name.
-
-    Returns:
-        Weight name to `Stepped`, without weights that are frozen now (`requires_grad` is False); and weight name to
-        `HeldBack`.
     """
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
     is_of_torch = type(optimizer).__module__.startswith("torch.optim")
@@ -526,12 +647,4 @@ def steps_of(
         is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
         both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
         of.update(dict.fromkeys(map(id, group["params"]), both))
-    stepped: dict[str, Stepped] = {}
-    held_back: dict[str, HeldBack] = {}
-    for name, weight in weights.items():
-        for parameter in weight.parameters:
-            if id(parameter) in of:
-                step, held_back[name] = of[id(parameter)]
-                if parameter.requires_grad:
-                    stepped[name] = step
-    return stepped, held_back
+    return {name: of[id(p)] for name, weight in weights.items() for p in weight.parameters if id(p) in of}

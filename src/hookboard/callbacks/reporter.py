@@ -1,13 +1,12 @@
-"""`Reporter`: has a run judged, and writes and says the verdicts. `StopOn`: ends the fit at an alarm."""
+"""`Reporter`: has a run judged, and writes and says the verdicts. `write_report`: the page of a run in one file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from hookboard.base.messages import alert, inform, warn_switched_off
-from hookboard.callbacks.report_at_end import ReportAtEnd
+from hookboard.callbacks.layer_news import Facts, LayerNews
 from hookboard.health import (
     Judge,
     Look,
-    Loss,
     Nonfinite,
     Page,
     StepFacts,
@@ -17,91 +16,65 @@ from hookboard.health import (
     ended_by,
     news,
 )
-from hookboard.loops import Loop
-from hookboard.model.layers import Layer
-from hookboard.writers import Entry, Loggers
+from hookboard.measure import Table
+from hookboard.writers import Entry, EventFiles, Loggers
 
 BEFORE = "health/before_nonfinite"
 """The tag of the readings before the first NaN or Inf."""
+
+REPORT = "report"
 
 
 class Reporter:
     """Has a run judged, writes the verdicts to the loggers, and logs new alarms as warnings.
 
-    Its methods return all verdicts, worst first; None once an error has ended the judging, with a warning.
+    `see` and `tell` return all verdicts, worst first.
 
     Args:
         judge: judges the run.
         loggers: the loggers to write to.
         every_n_steps: number of steps between two looks.
+        layers: makes the record of the layers.
+        table: the table that measures the training.
     """
 
-    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
-        self.judge: Judge | None = judge
-        """Judges the run; None after an error."""
-        self._loggers = loggers
+    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, layers: LayerNews, table: Table) -> None:
+        self.judge = judge
+        self._loggers, self._every_n_steps, self._layers, self._table = loggers, every_n_steps, layers, table
         self._page = Page(every_n_steps, judge.look_at)
-        self.page_at_end: ReportAtEnd | None = None
-        """Writes the page of the run in one file at the end; None if there is to be none."""
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of each alarm for which a warning was given."""
         self._is_closed = False
 
-    def see(
-        self, look: Look, facts: StepFacts, records: Callable[[Sequence[Layer]], Mapping[str, Sequence[bytes]]]
-    ) -> tuple[Verdict, ...] | None:
-        """Have a look judged; warn of new alarms, and give loggers the page with what `records` makes of the layers."""
+    def see(self, look: Look, facts: StepFacts, known: Facts) -> tuple[Verdict, ...]:
+        """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerNews.in_order`."""
+        verdicts = self.judge.see(look, facts)
+        self._say_new(verdicts)
+        if self._loggers.loggers:
+            entry, ran = self._page.entry(self.judge.run, verdicts), self.judge.run.layers
+            names = [layer.name for layer in ran]
+            entry.records.update(self._layers.in_order(ran, lambda: names, known, self._table, self._every_n_steps))
+            self._loggers.write(entry)
+        return verdicts
 
-        def judged(judge: Judge) -> tuple[Verdict, ...]:
-            verdicts = judge.see(look, facts)
-            self._say_new(verdicts)
-            if self._loggers.loggers:
-                entry = self._page.entry(judge.run, verdicts)
-                entry.records.update(records(judge.run.layers))
-                self._loggers.write(entry)
-            return verdicts
-
-        return self._judged(judged)
-
-    def see_evaluation(self, look: Look) -> tuple[Verdict, ...] | None:
-        """Have the look of an evaluation loop judged."""
-        return self._judged(lambda judge: judge.see_evaluation(look))
-
-    def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...] | None:
-        """Have the whole training judged, with the losses since the last look."""
-        return self._judged(lambda judge: judge.end(losses))
-
-    def tell(self, events: Sequence[Nonfinite], *, is_searched: bool) -> tuple[Verdict, ...] | None:
-        """Have NaN or Inf judged, whose batches may have been searched, warn of them, and log the last look before."""
-
-        def judged(judge: Judge) -> tuple[Verdict, ...]:
-            if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in judge.verdicts):
-                return judge.verdicts  # an earlier look has shown where it began: the loss is what follows from it
-            for event in events:
-                judge.add("nonfinite", event.finding, event.step, event.is_located, is_searched)
-            self._say_new(judge.verdicts)
-            if judge.run.looks:
-                self._loggers.write(Entry(events[0].step, texts={BEFORE: before_nonfinite(judge.run.looks[-1])}))
-            return judge.verdicts
-
-        return self._judged(judged)
-
-    def _judged(self, see: Callable[[Judge], tuple[Verdict, ...]]) -> tuple[Verdict, ...] | None:
-        if self.judge is None:
-            return None
-        try:
-            return see(self.judge)
-        except Exception as error:  # what is measured is still worth having, here and on other ranks
-            self.judge = None
-            warn_switched_off("HealthMonitor's judging", error)
-            return None
+    def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> tuple[Verdict, ...]:
+        """Judge NaN or Inf, whose batches may have been searched, warn of them, and log the last look before."""
+        judge = self.judge
+        if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in judge.verdicts):
+            return judge.verdicts  # an earlier look has shown where it began: the loss is what follows from it
+        for event in events:
+            judge.add("nonfinite", event.finding, event.step, event.is_located, is_searched)
+        self._say_new(judge.verdicts)
+        if judge.run.looks:
+            self._loggers.write(Entry(events[0].step, texts={BEFORE: before_nonfinite(judge.run.looks[-1])}))
+        return judge.verdicts
 
     def close(self) -> None:
         """Write the page for the last time and log the worst verdicts; nothing before a look or in a second call.
 
         It does not raise.
         """
-        if self.judge is None or self._is_closed or not self.judge.run.seen:
+        if self._is_closed or not self.judge.run.seen:
             return
         self._is_closed = True
         run, verdicts = self.judge.run, self.judge.verdicts
@@ -123,32 +96,30 @@ class Reporter:
                 alert(news(verdict))
 
 
-class StopOn:
-    """Ends the fit when a rule gives an alarm.
+def say_ended(guilty: Verdict, step: int) -> None:
+    """Log why `stop_on` has ended the fit."""
+    alert(f"HealthMonitor {ended_by(guilty, step)}")
+
+
+def write_report(loggers: Loggers, files: EventFiles, step: int | None) -> None:
+    """Write the page of a run, as `hookboard report` makes it, to all loggers at the end of a fit.
 
     Args:
-        asked: names of rules, or `alarm` for any; none never to end it.
+        loggers: what the page is written to; an error is one warning.
+        files: the event files that it is made from.
+        step: the step to write it at; None to write no page, because nothing was looked at.
     """
+    from hookboard.board import page_in  # it imports TensorBoard's readers
 
-    def __init__(self, asked: str | Sequence[str] | None) -> None:
-        self._asked = {asked} if isinstance(asked, str) else {*(asked or ())}
-        self.earlier: frozenset[tuple[str, str]] = frozenset()
-        """Rule and module of the alarms of a fit that this one continues; they do not end it."""
-        self.is_ending = False
-        """True once the fit has been ended."""
-        self.is_asked_of_all = False
-        """True if any rank asked at the last look to end the fit; only used with several ranks."""
-
-    def guilty(self, verdicts: Sequence[Verdict]) -> Verdict | None:
-        """Return the first verdict that is a new alarm of a rule that is asked for, or None."""
-        alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
-        return next((v for v in alarms if {"alarm", v.rule} & self._asked), None)
-
-    def end_if_asked(self, loop: Loop, verdicts: Sequence[Verdict], *, with_others: bool) -> None:
-        """End the fit with this batch if there is such an alarm, on any rank if there are others."""
-        guilty = self.guilty(verdicts)
-        if self.is_asked_of_all if with_others else guilty is not None:
-            loop.stop()
-            self.is_ending = True
-            if guilty is not None:
-                alert(f"HealthMonitor {ended_by(guilty, loop.logged_step)}")
+    try:
+        folder = files.folder()
+        page = None if step is None or folder is None else Entry(step, pages={REPORT: page_in(folder)})
+        files.close()
+        if page is not None:
+            loggers.write(page)
+            if places := loggers.places_of_page(REPORT):
+                inform(f"HealthMonitor wrote the report of this run: {'; '.join(places)}")
+    except Exception as error:  # a file or a logger may fail; the fit itself is over
+        warn_switched_off("HealthMonitor's report", error)
+    finally:
+        files.close()

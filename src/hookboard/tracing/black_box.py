@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,24 +40,7 @@ LIST_EVERY_N_BATCHES = 100
 _STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalg_vector_norm", "where", "acos", "asin", "cdist"})
 """Operations whose derivative may be infinite or NaN; as autograd names them."""
 
-P = ParamSpec("P")
-
-
-def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
-    """Wrap a method so that an error gives a warning and switches the black box off instead of being raised."""
-
-    @functools.wraps(method)
-    def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if not box.is_off:
-            try:
-                method(box, *args, **kwargs)
-            except Exception as error:  # each of its methods runs in the middle of the user's step
-                box.is_off = True
-                box.end_batch()
-                warn_switched_off("the search for the first NaN or Inf", error)
-
-    return shielded
-
+T = TypeVar("T")
 
 MAX_VERSIONS = 64
 """How many parts of a batch are looked at in each step for whether it changes them (a choice)."""
@@ -67,8 +50,8 @@ class BlackBox:
     """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
 
     Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
-    each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: if one fails, it gives a warning and
-    the black box is switched off.
+    each backward pass; `before_optimizer_step`; `end_batch`. If reading gradients or the search fails, that gives a
+    warning and switches the black box off.
 
     No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
     took and gave. Of several bad batches in a row only the first is searched, and there are at most MAX_EVENTS such
@@ -88,7 +71,9 @@ class BlackBox:
         self.count = 0
         """Number of batches whose loss or gradients were not finite."""
         self.is_off = False
-        """True after an error in one of its methods; it then does nothing."""
+        """True after an error; it then finds nothing more."""
+        self.loss = math.nan
+        """The loss of the last backward pass of the batch, as a number; NaN before."""
         self.programs: Sequence[Program] = ()
         """The nodes behind the losses of the first step, which tell layer and line of the same nodes later."""
         self._model = model
@@ -101,11 +86,9 @@ class BlackBox:
         self._batch: Any = None
         self._versions: list[int] = []
         self._backwards = self._begun = 0
-        self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(model)
 
-    @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
         """Call before `training_step`. The batch is kept until `end_batch`.
 
@@ -114,19 +97,13 @@ class BlackBox:
             batch_idx: its index.
             step: the optimizer step that it belongs to, as loggers count steps.
         """
-        self._here, self._backwards, self._loss, self._begun = (step, batch_idx), 0, math.nan, sequence_number()
+        self._here, self._backwards, self.loss, self._begun = (step, batch_idx), 0, math.nan, sequence_number()
         self._was_bad, self._is_bad = self._is_bad, False
         if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         self._batch, self._versions = batch, _versions_in(batch)
 
-    @property
-    def loss(self) -> float | None:
-        """The loss of the last backward pass, as a number; None if it is not known."""
-        return None if self.is_off else self._loss
-
-    @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
         """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
 
@@ -135,17 +112,15 @@ class BlackBox:
             value: the loss as a number, if the host knows it already; it may be without the scale.
         """
         self._backwards += 1
-        self._loss = _value_of(loss) if value is None else value
-        if not math.isfinite(self._loss):
+        self.loss = _value_of(loss) if value is None else value
+        if not math.isfinite(self.loss):
             self._add_event(lambda: self._search_forward(loss))
 
-    @_shielded
     def after_backward(self) -> None:
         """Call after each backward pass. Checks a few gradients, and all of them if one is not finite."""
-        if math.isfinite(self._loss):
+        if math.isfinite(self.loss):
             self._check_gradients()
 
-    @_shielded
     def before_optimizer_step(self) -> None:
         """Call before the optimizer changes weights; under a GradScaler, before it may skip the step.
 
@@ -154,20 +129,31 @@ class BlackBox:
         """
         if not self._backwards:
             self._check_gradients()
-        self._stepped = (*self._here, self._loss)
+        self._stepped = (*self._here, self.loss)
 
     def end_batch(self) -> None:
         """Drop the batch."""
         self._batch = None
 
     def _check_gradients(self) -> None:
-        values = None if self._is_scaled else self._sentinels.values()
+        values = None if self._is_scaled else self._shielded(self._sentinels.values)
         # The sum of finite values rarely overflows.
         if values is None or math.isfinite(float(values.sum(dtype=torch.float32))):
             return
-        spoiled = nonfinite_gradients(self._model)
+        spoiled = self._shielded(lambda: nonfinite_gradients(self._model))
         if spoiled:
             self._add_event(lambda: self._search_backward(spoiled))
+
+    def _shielded(self, find: Callable[[], T]) -> T | None:
+        """Return what `find` returns; None after an error, which switches the black box off with a warning."""
+        if self.is_off:
+            return None
+        try:
+            return find()
+        except Exception as error:  # this runs in the middle of the user's step
+            self.is_off = True
+            warn_switched_off("the search for the first NaN or Inf", error)
+            return None
 
     def _add_event(self, search: Callable[[], Nonfinite | None]) -> None:
         """Count a bad batch once; if it is the first in a row, call `search` and keep the event that it returns.
@@ -180,7 +166,7 @@ class BlackBox:
         self._is_bad = True
         if not self._was_bad and len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES:
             self._searches += 1
-            event = search()
+            event = self._shielded(search)
             if event is None:
                 self._is_bad = False
                 return
@@ -203,11 +189,11 @@ class BlackBox:
         origin = None if is_long else bad_operation_in(loss, self._model, program)
         is_taker = origin is not None and not origin.name and not origin.place.is_after
         taker = origin.place.module if origin is not None and is_taker else ""
-        of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
+        of_batch = functools.partial(batch_event, self._batch, *self._here, self.loss, taker, was_changed=was_changed)
         # Where an operation has made it of finite numbers, what is missing in the batch was left out.
         if (origin is None or not origin.name) and (event := of_batch()) is not None:
             return event
-        if self._is_scaled and math.isinf(self._loss) and (origin is None or not origin.taker):
+        if self._is_scaled and math.isinf(self.loss) and (origin is None or not origin.taker):
             return None
         if (origin is None or not origin.name) and (event := of_batch(counts_masks=True)) is not None:
             return event
@@ -216,10 +202,10 @@ class BlackBox:
                 "autograd has not saved the inputs to the operations, as in compiled code, activation checkpointing "
                 f"and custom autograd functions, or there are more than {MAX_NODES:,} of them"
             )
-            event = unlocated_event(False, *self._here, why, loss=self._loss)
+            event = unlocated_event(False, *self._here, why, loss=self.loss)
         else:
             last_loss = math.nan if self._stepped is None else self._stepped[2]
-            event = forward_event(origin, *self._here, self._loss, last_loss)
+            event = forward_event(origin, *self._here, self.loss, last_loss)
         return with_rows_of(event, worst_rows_of(loss, row_counts_of(self._batch)))
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
@@ -255,5 +241,5 @@ def _versions_in(batch: Any) -> list[int]:
     It runs in every step: no code of the batch's class runs, and what lies deeper in it is not looked for.
     """
     given = batch.values() if type(batch) is dict else batch if type(batch) in (tuple, list) else [batch]
-    tensors = [one for one in itertools.islice(given, MAX_VERSIONS) if type(one) is Tensor]
-    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
+    some = itertools.islice(given, MAX_VERSIONS)
+    return [0 if one.is_inference() else version_of(one) for one in some if type(one) is Tensor]
