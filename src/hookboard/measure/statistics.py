@@ -142,7 +142,7 @@ class Statistic:
 
 
 def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
-    """Return what each statistic's function gives for a copy of the tensor, shape (statistics,), float64.
+    """Return what each statistic's function gives for a copy of the tensor, see `joined`, shape (statistics,), float64.
 
     Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself. torch's random states and the
     grad mode are restored afterwards.
@@ -161,7 +161,7 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
             number = torch.as_tensor(statistic.measure(given), dtype=torch.float64, device=device)
             if number.numel() != 1:
                 raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
-            found.append(number.detach().reshape(()))
+            found.append(number.detach().reshape(()) * (tensor.numel() if statistic.merge == "mean" else 1))
     return torch.stack(found)
 
 
