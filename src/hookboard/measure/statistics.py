@@ -151,7 +151,8 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
         ValueError: a function returned more than one number, or none.
         Exception: any error of a function.
     """
-    device, found = tensor.device, []
+    tensor, found = tensor.detach(), []
+    device = tensor.device
     accelerators, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
         for statistic in statistics:
