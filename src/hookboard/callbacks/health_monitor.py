@@ -384,7 +384,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
             box.programs = steps.programs
-            box.before_backward(loss, value if scale is None else None)
+            box.before_backward(loss, value if scale is None else None, state.batch)
             value = box.loss if scale is None and value is None else value
             if len(box.events) > state.told:
                 self._tell_news(loop, state)
@@ -451,8 +451,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.batch = None
             if state.steps.is_following:
                 state.steps.end_batch()
-            if state.box is not None:
-                state.box.end_batch()
         if state.is_due:
             super()._end_batch(loop, state, has_stepped)
 
@@ -460,8 +458,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.batch is not None or state.steps.is_following:  # it has not ended, as after an error
             state.batch = None
             state.steps.leave_batch()
-            if state.box is not None:
-                state.box.end_batch()
 
     # What it tells.
 
