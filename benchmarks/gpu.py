@@ -5,11 +5,11 @@
     python benchmarks/gpu.py --device cpu           tiny sizes on the CPU, to try this program; its times mean nothing
 
 *Step* trains a ResNet-50 and a transformer of GPT-2's size under a Trainer. Variants take turns as in overhead.py; at
-the ends of a turn the clock waits for the device and for the threads of the callbacks. *Kernel* measures one tensor
-beside one read of it by torch's sum. *Checks*: who waits for the device in a due step; the first due step with no
-compiled kernel on disk; values that are made in another CUDA stream, and in CUDA graphs, against float64 on the CPU.
-It ends with an error if hookboard waits in the training thread, if values are not true, or if a fault switches
-measuring off. `pytest -m gpu` checks more values.
+the ends of a turn the clock waits for the device and for what the callbacks still have to do. *Kernel* measures one
+tensor beside one read of it by torch's sum. *Checks*: who waits for the device in a due step; the first due step with
+no compiled kernel on disk; values that are made in another CUDA stream, and in CUDA graphs, against float64 on the CPU.
+It ends with an error if hookboard waits for more than the copy of a look, if values are not true, or if a fault
+switches measuring off. `pytest -m gpu` checks more values.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from lightning.pytorch import Callback
 from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.measure import Recorder, plan
+from hookboard.measure import Table, plan
 from hookboard.model.sites import Site
 
 DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])
@@ -125,13 +125,13 @@ def show_kernels(device: torch.device, sizes: Sequence[int]) -> None:
 def kernel_times(size: int, dtype: torch.dtype, device: torch.device) -> list[float]:
     """Seconds of one read, of the row, of the row with bins, of the row with that of each channel."""
     tensor = torch.randn(size // CHANNELS, CHANNELS, device=device, dtype=dtype)
-    recorders = [
-        Recorder(DEFAULT, device),
-        Recorder(DEFAULT, device, histogram=True),
-        Recorder(DEFAULT, device, channels=lambda site, given: 1),
+    tables = [
+        Table(DEFAULT, device),
+        Table(DEFAULT, device, histogram=True),
+        Table(DEFAULT, device, channels=lambda site, given: 1),
     ]
     ways: list[Callable[[], object]] = [tensor.sum]
-    ways += [functools.partial(recorder.open(SITE), tensor) for recorder in recorders]
+    ways += [functools.partial(table.open(SITE), tensor) for table in tables]
     return [fastest(way, 20, device) for way in ways]
 
 
@@ -146,6 +146,7 @@ def show_checks(tasks: Sequence[Task], device: torch.device, options: Mapping[st
         found, most = waits(task, device, options)
         print(f"| waits in due steps, {task.name} | {said_of(found, most)} |", flush=True)
         wrong += found.of_hookboard
+        wrong += [f"{found.of_looks} waits for the copy of a look, {task.name}"] if found.of_looks > most else []
     in_float32 = {**options, "precision": "32-true"}
     for name, make in (("another CUDA stream", aside), ("CUDA graphs (`reduce-overhead`)", graphed)):
         largest = deviation(make, device, in_float32)
@@ -156,10 +157,9 @@ def show_checks(tasks: Sequence[Task], device: torch.device, options: Mapping[st
 
 
 def said_of(found: Waits, most: int) -> str:
-    of_threads = ", ".join(f"{count} in {name}" for name, count in sorted(found.of_threads.items())) or "0"
     return (
         f"of hookboard in training {len(found.of_hookboard)}, of others {found.of_others}; "
-        f"in threads of callbacks (one for each due step is {most}): {of_threads}"
+        f"for the copy of a look, a step later, {found.of_looks} (one for each due step and callback is {most})"
     )
 
 

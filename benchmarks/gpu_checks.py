@@ -5,11 +5,9 @@ import functools
 import math
 import statistics
 import tempfile
-import threading
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +59,7 @@ def watching(every_n_steps: int, histogram: bool) -> list[Callback]:
 
 
 def wait_for(device: torch.device, callbacks: Sequence[Callback]) -> None:
-    """Wait until the device and the threads of the callbacks have done all that they were given."""
+    """Wait until the device and the callbacks have done all that they were given."""
     settled(device)
     for callback in callbacks:
         # Only callbacks that have either are given.
@@ -76,24 +74,24 @@ class Waits:
 
     def __init__(self) -> None:
         self.of_hookboard: list[str] = []
-        """The stack of each wait in hookboard, or in what it calls, in another thread than that of a callback."""
+        """The stack of each wait in hookboard, or in what it calls, without those for the copy of a look."""
+        self.of_looks = 0
+        """How often hookboard has waited for an event: that of the copy of a look, which was started a step before."""
         self.of_others = 0
-        self.of_threads = Counter[str]()
-        """How often the thread of a callback has waited, by its name."""
 
-    def note(self) -> None:
-        stack, thread = traceback.extract_stack()[:-2], threading.current_thread().name
-        if thread.startswith("hookboard"):
-            self.of_threads[thread] += 1
-        elif any(frame.filename.startswith(PACKAGE) for frame in stack):
-            self.of_hookboard.append(f"in {thread}:\n" + "".join(traceback.format_list(stack)))
-        else:
+    def note(self, *, is_event: bool) -> None:
+        stack = traceback.extract_stack()[:-2]
+        if not any(frame.filename.startswith(PACKAGE) for frame in stack):
             self.of_others += 1
+        elif is_event:
+            self.of_looks += 1
+        else:
+            self.of_hookboard.append("".join(traceback.format_list(stack)))
 
     def show(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         """In the place of `warnings.showwarning`."""
         if WAITING in str(message):
-            self.note()
+            self.note(is_event=False)
 
     @contextmanager
     def noted(self, device: torch.device) -> Iterator[None]:
@@ -101,7 +99,7 @@ class Waits:
         synchronize = event.synchronize
 
         def counted(each: Any) -> None:  # torch does not warn of it
-            self.note()
+            self.note(is_event=True)
             synchronize(each)
 
         with warnings.catch_warnings():
@@ -145,7 +143,7 @@ def waits(task: Task, device: torch.device, more: Mapping[str, Any]) -> tuple[Wa
     """Who waits for the device in due steps, by the two loggers with histograms and HealthMonitor.
 
     Returns:
-        The waits, and how many their threads should need: one for each due step and callback.
+        The waits, and how many there should be for the copies of looks: one for each due step and callback.
     """
     found, callbacks = Waits(), [*watching(1, histogram=True), HealthMonitor(every_n_steps=1)]
     counted = Counted(3, 3 + DUE, found, device, callbacks)

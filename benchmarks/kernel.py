@@ -13,11 +13,13 @@ import time
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, FORMULAS, measure, measure_channels, plan
+from hookboard.measure import FORMULAS, Table, plan
+from hookboard.model.sites import Site
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SIZES = (10**5, 10**6, 10**7)
 MOMENTS = plan([name for name in FORMULAS if name not in ("abs_mean", "l1")])
+CPU, SITE = torch.device("cpu"), Site("layer", "output")
 
 
 def main() -> None:
@@ -32,12 +34,12 @@ def main() -> None:
 def multiples_of(dtype: torch.dtype, size: int) -> list[float]:
     """The three multiples for a tensor of about so many values, which are rectified normal numbers."""
     x = torch.randn(size // 6400, 64, 10, 10).relu_().to(dtype)
-    counts = torch.zeros(BINS, dtype=torch.long)
-
-    def with_bins(x: Tensor) -> object:
-        return measure(x, MOMENTS, counts=counts)
-
-    ways = [torch.sum, lambda x: measure(x, MOMENTS), with_bins, lambda x: measure_channels(x, 1, MOMENTS)]
+    tables = [
+        Table(MOMENTS, CPU),
+        Table(MOMENTS, CPU, histogram=True),
+        Table(MOMENTS, CPU, channels=lambda site, given: 1),
+    ]
+    ways = [torch.sum, *(table.open(SITE) for table in tables)]
     times = [[seconds(way, x) for way in ways] for _ in range(max(10, min(200, 2 * 10**7 // size)))]
     return [statistics.median(row[way] / row[0] for row in times[2:]) for way in (1, 2, 3)]
 

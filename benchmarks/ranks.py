@@ -8,7 +8,7 @@
 
 The first two train 7 linear layers of 512 units with `HealthMonitor`, `ActivationLogger` and `GradientLogger`. Where
 one rank is real, torch's fake process group stands for the others: what this rank computes and holds is as in a real
-run, and no byte goes over a network. The third has no training: a recorder as `HealthMonitor` has it measures tensors
+run, and no byte goes over a network. The third has no training: a table as `HealthMonitor` has it measures tensors
 in the shapes of the model, and merges the rows.
 
 Bytes are counted where they are handed to collectives of hookboard's own groups ("hands over"). "Sends" is computed

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.ranks import Ranks, connected
 from hookboard.callbacks.health_monitor import layers_in
-from hookboard.loops.stage_state import StageState
-from hookboard.measure import Recorder
+from hookboard.loops import StageState
+from hookboard.measure import Table
 from hookboard.model.sites import Site
 from hookboard.writers import Loggers
 
@@ -162,7 +162,8 @@ class Looks(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         for callback in self.watched:
-            assert callback.readings  # waits until they are there
+            callback.finish()
+            assert callback.readings
         self.looks.append(self.tally.take())
 
 
@@ -234,10 +235,10 @@ class Llama(LightningModule):
 class Monitor(HealthMonitor):
     """What it would measure of a model, and with what, without a training."""
 
-    def recorder(self, model: LightningModule, ranks: Ranks) -> Recorder:
+    def table(self, model: LightningModule, ranks: Ranks) -> Table:
         self._ranks = ranks
         state = StageState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
-        return self._recorder(SimpleNamespace(model=model, device=torch.device("cpu")), state)
+        return self._table(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:
         """Of every tensor, for two tokens; the model may be without values."""
@@ -265,13 +266,13 @@ def merged(name: str, size: int) -> dict[str, Any]:
     pretend(size)
     tally, (ranks, _) = Tally(), connected(torch.device("cpu"))
     model, monitor = Llama(SHAPES[name]), Monitor()
-    recorder, shapes, looks = monitor.recorder(model, ranks), monitor.shapes(model), []
+    table, shapes, looks = monitor.table(model, ranks), monitor.shapes(model), []
     for look in range(1 + 2 * LATER):
         if look == 1 + LATER:
             give_back_memory()
-        recorder.observe_all((site, torch.randn(shape, dtype=dtype_of(site)), None) for site, shape in shapes.items())
+        table.observe_all((site, torch.randn(shape, dtype=dtype_of(site)), None) for site, shape in shapes.items())
         tally.begin()
-        readings = recorder.flush().values()
+        readings = table.send()().values()
         looks.append(tally.take())
     channels = sum(0 if reading.channels is None else len(reading.channels) for reading in readings)
     return {**tally.start, "looks": looks, "sites": len(shapes), "channels": channels}

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import BINS, DEFAULT, Recorder, measure, plan
+from hookboard.measure import DEFAULT, Table, plan
 from hookboard.model.sites import Site
 
 NEVER = 10**9
+CPU = torch.device("cpu")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 
 
@@ -111,8 +112,8 @@ class CostOfSize(NamedTuple):
 
 def cost_of_size(values: int, repeats: int) -> CostOfSize:
     """A tensor is measured again and again; the fastest counts, which others on the machine disturb least."""
-    tensor, default = torch.randn(values), plan(DEFAULT)
-    counts = torch.zeros(BINS, dtype=torch.long)
+    tensor, site = torch.randn(values), Site("layer", "output")
+    row, with_histogram = (Table(plan(DEFAULT), CPU, histogram=wants).open(site) for wants in (False, True))
 
     def seconds(do: Callable[[], object]) -> float:
         do()
@@ -126,8 +127,8 @@ def cost_of_size(values: int, repeats: int) -> CostOfSize:
     return CostOfSize(
         values,
         seconds(tensor.sum),
-        seconds(lambda: measure(tensor, default)),
-        seconds(lambda: measure(tensor, default.with_histogram(), counts=counts)),
+        seconds(lambda: row(tensor)),
+        seconds(lambda: with_histogram(tensor)),
     )
 
 
@@ -140,13 +141,13 @@ class Held(NamedTuple):
 
 
 def memory_per_site(sites: int) -> float:
-    """Bytes that Python and NumPy hold for each site of a recorder, after a step and its readings."""
-    recorder, tensor = Recorder(plan(("mean", "std")), torch.device("cpu")), torch.ones(4)
+    """Bytes that Python and NumPy hold for each site of a table, after a step and its readings."""
+    table, tensor = Table(plan(("mean", "std")), CPU), torch.ones(4)
     gc.collect()
     tracemalloc.start()
     for index in range(sites):
-        recorder.open(Site(f"layer.{index}", "output"))(tensor)
-    readings = recorder.flush()
+        table.open(Site(f"layer.{index}", "output"))(tensor)
+    readings = table.send()()
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

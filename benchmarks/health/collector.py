@@ -1,4 +1,4 @@
-"""`Recorder`: a HealthMonitor that keeps what it shows its judge. `Extras`: what only other tools' rules ask for."""
+"""`RecordingMonitor`: a monitor that keeps what it shows its judge. `Extras`: what only rules of other tools ask."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,8 +74,7 @@ class Extras(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         assert self.taps is not None
         if self.taps.active:
-            self.taps.active = False
-            self.taps.settle()
+            self.taps.end_step()
             self.trace.extras[_step(trainer)] = self.seen
             self.seen = {}
 

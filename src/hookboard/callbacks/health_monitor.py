@@ -123,7 +123,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
     Everything is measured whole, with two exceptions: of a weight with more than 65,536 values, only every k-th unit,
-    at most about as many values; and of an output with more than 4096 units, rules that judge single units see only
+    at most about as many values; and of an output with more than 1024 units, rules that judge single units see only
     every k-th.
 
     An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
@@ -463,9 +463,11 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
-        state.gaps_are_named = True
+        is_first, state.gaps_are_named = not state.gaps_are_named, True
         if state.stage == "train":
             self._look(loop, state)
+            if is_first and self._ranks is not None:
+                self._tell_unused(state, loop.logged_step)
             if self.stop_on is not None:
                 self._end_if_asked(loop, state)
         else:
@@ -527,6 +529,18 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
         self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
+
+    def _tell_unused(self, state: HealthState, step: int) -> None:
+        """Tell at once of unused parameters, for which DDP raises an error in the next step, before ranks merge."""
+        found = [one for one in state.steps.facts.findings if one.rule == "unused_parameters"]
+
+        def told(reporter: Reporter) -> tuple[Verdict, ...]:
+            for one in found:
+                reporter.judge.add(one.rule, one, step)
+            return reporter.judge.verdicts
+
+        if found:
+            self._judge(state, told)
 
     def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
         """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""

@@ -1,28 +1,24 @@
-"""Gradients under a GradScaler: the scale to divide them by, and the optimizers whose gradients overflowed."""
+"""Gradients under a GradScaler: the scale to divide them by, and whether they overflowed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import has_unscaled, parameters_in, scale_of
-from hookboard.loops import Loop
+from hookboard.base.torch_private import has_unscaled, scale_of
 from hookboard.measure import Readings, Table
 from hookboard.model.layouts import stored
-from hookboard.model.parameters import Weight
-from hookboard.model.selection import named_submodules
 from hookboard.model.sites import ROLES, Site
 
 
 class LossScale:
-    """Reads the scale of a GradScaler, and notes which optimizers overflow in a step.
+    """Reads the scale of a GradScaler, and notes whether an optimizer overflows in a step.
 
     An optimizer overflows if one of its gradients is not finite before its step; the scaler then skips the step.
 
@@ -35,7 +31,7 @@ class LossScale:
         self._scaler = scaler
         self._owner = owner
         self._unknown_is_said = False
-        self._overflowed: dict[Optimizer, Tensor] = {}
+        self._overflowed: list[Tensor] = []
         self._has_backward = False
         self._lacks_backward = False
 
@@ -66,39 +62,36 @@ class LossScale:
         if gradients:
             # The largest absolute value is not finite if any is not; nothing here waits for the device.
             largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
-            earlier = self._overflowed.get(optimizer, torch.zeros_like(largest, dtype=torch.bool))
-            self._overflowed[optimizer] = earlier | ~largest.isfinite()
+            self._overflowed.append(~largest.isfinite())
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
-    def send(
-        self,
-        table: Table,
-        loop: Loop,
-        weights: Mapping[str, Weight],
-        along: Tensor | None = None,
-    ) -> Callable[[], Readings]:
-        """Call `Table.send`, and blank the gradients of the optimizers that overflowed.
+    def send(self, table: Table, device: torch.device, along: Tensor | None = None) -> Callable[[], Readings]:
+        """Call `Table.send`, and blank the gradients of a step in which an optimizer overflowed.
 
         Args:
             table: has measured the gradients.
-            loop: has the model and all optimizers.
-            weights: the watched weights by name.
+            device: that of the model.
             along: see `Table.send`.
 
         Returns:
-            What `Table.send` returns, but gradients that overflowed keep only their counts; so do gradients of
+            What `Table.send` returns, but gradients of a step that overflowed keep only their counts; so do those of
             outputs and inputs if it is not known whether they carry the scale.
         """
-        holders = Holders.of(loop.model, loop.optimizers, weights)
-        sent = table.send(self._flags(loop.optimizers, loop.device).float(), along)
+        noted, self._overflowed = self._overflowed, []
+        unknown, self._has_backward, self._lacks_backward = self._lacks_backward, False, False
+        never = torch.zeros((), dtype=torch.bool, device=device)
+        has_overflowed = torch.stack([never, *(each.to(device) for each in noted)]).any()
+        # The second: an optimizer has stepped before any backward pass of Lightning. Then the user has called
+        # `backward`, and it is unknown whether that loss was scaled.
+        flags = torch.stack([has_overflowed, never | unknown]).float()
+        sent = table.send(flags, along)
 
         def arrived() -> Readings:
             readings = sent()
-            *overflows, is_unknown = readings.flags
-            if is_unknown:
-                readings = self._without_unknown(readings)
-            guilty = {number for number, flag in enumerate(overflows) if flag}
-            return blank_overflowed(readings, guilty, holders) if guilty else readings
+            overflowed, is_unknown = readings.flags
+            readings = self._without_unknown(readings) if is_unknown else readings
+            are_gradients = np.array([ROLES[site.role].is_gradient for site in readings], bool)
+            return readings.blanked(are_gradients, overflowed=True) if overflowed else readings
 
         return arrived
 
@@ -113,71 +106,6 @@ class LossScale:
                 "such steps. Call self.manual_backward(loss) to measure them."
             )
         return readings.blanked(unknown)
-
-    def _flags(self, optimizers: Sequence[Optimizer], device: torch.device) -> Tensor:
-        """Return which optimizers have overflowed since the last call, shape (optimizers + 1,), bool, on `device`.
-
-        The last element: whether one has stepped before any backward pass of Lightning. Then the user has called
-        `backward`, and it is unknown whether that loss was scaled.
-        """
-        noted, self._overflowed = self._overflowed, {}
-        unknown, self._has_backward, self._lacks_backward = self._lacks_backward, False, False
-        never = torch.zeros((), dtype=torch.bool, device=device)
-        overflows = [noted.get(optimizer, never).to(device) for optimizer in optimizers]
-        return torch.stack([*overflows, never | unknown])
-
-
-@dataclass(frozen=True)
-class Holders:
-    """Lookup tables from optimizers and modules to their parameters, taken at one step: both may change afterwards.
-
-    Args:
-        held: the ids of the parameters of each optimizer.
-        modules: the ids of the parameters of each module by name, the model itself under "".
-        parameters: the id of each watched parameter by name.
-    """
-
-    held: list[set[int]]
-    modules: dict[str, set[int]]
-    parameters: dict[str, int]
-
-    @staticmethod
-    def of(model: nn.Module, optimizers: Sequence[Optimizer], weights: Mapping[str, Weight]) -> "Holders":
-        """Build the lookup tables from the current optimizers, modules and weights."""
-        modules = {"": model, **dict(named_submodules(model))}
-        return Holders(
-            [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers],
-            {name: {id(p) for p in parameters_in(module).values()} for name, module in modules.items()},
-            {name: id(weight.parameters[0]) for name, weight in weights.items()},
-        )
-
-    def of_site(self, site: Site) -> set[int]:
-        """Return the numbers of the optimizers that hold the parameter of a site, or a parameter of its module.
-
-        If no optimizer holds any of the module's parameters, the nearest enclosing module counts that has one which is
-        held; all optimizers if there is no such module. Empty for a parameter that no optimizer holds.
-        """
-        name = site.name
-        if name in self.parameters:
-            return {number for number, ids in enumerate(self.held) if self.parameters[name] in ids}
-        while True:
-            own = self.modules.get(name, set())
-            holders = {number for number, ids in enumerate(self.held) if own & ids}
-            if holders or not name:
-                return holders or set(range(len(self.held)))
-            name = name.rpartition(".")[0]
-
-
-def blank_overflowed(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
-    """Return the readings, with only counts left of the gradients whose optimizer has overflowed.
-
-    Args:
-        readings: readings of any role.
-        guilty: the indices of the optimizers that have overflowed.
-        holders: tells which optimizers hold the parameters of a module.
-    """
-    of_guilty = [ROLES[site.role].is_gradient and bool(holders.of_site(site) & guilty) for site in readings]
-    return readings.blanked(np.array(of_guilty, bool), overflowed=True)
 
 
 def _is_of_call(site: Site) -> bool:

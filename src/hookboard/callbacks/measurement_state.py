@@ -64,12 +64,9 @@ class MeasurementState(StageState):
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
         kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
         before, self.weights = self.weights, weights
-        changed = {
+        return {
             name: kind for name, kind in kinds.items() if kind != "replaced" or not weights[name].is_same(before[name])
         }
-        if changed:
-            self.before.forget()
-        return changed
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class MissingSites:
     ) -> "MissingSites":
         """Find the most likely reasons why expected sites could have nothing to measure in this step.
 
-        Updates of weights whose turn comes later (`Turns`) are left out.
+        Updates for which there was no room to copy the weight are left out.
 
         Args:
             owner: the callback's name.
@@ -100,9 +97,8 @@ class MissingSites:
             expected: name and role of everything that should be measured.
             among: all names in the model.
         """
-        turns = state.before.turns
-        waiting = frozenset[str]() if turns is None else turns.waiting
-        named = [each for each in expected if each[1] != "parameter_update" or each[0] not in waiting]
+        skipped = state.before.skipped
+        named = [each for each in expected if each[1] != "parameter_update" or each[0] not in skipped]
         return MissingSites(owner, {(name, role): _why_silent(state, name, role) for name, role in named}, among)
 
     def say(

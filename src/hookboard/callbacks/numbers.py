@@ -181,7 +181,6 @@ class SiteLogger(HookboardCallback[V]):
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
-        state.before.forget()
         state.table.forget_shapes()
         state.news.facts = None
 
@@ -253,7 +252,7 @@ class SiteLogger(HookboardCallback[V]):
         """Send what was measured in the step or loop, see `Table.send`."""
         if state.loss_scale is None:
             return state.table.send(None, along)
-        return state.loss_scale.send(state.table, loop, state.weights, along)
+        return state.loss_scale.send(state.table, loop.device, along)
 
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from torch import nn
 
-from hookboard.base.messages import inform
+from hookboard.base.messages import inform, listed
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.weights import Turns
+from hookboard.callbacks.weights import MOST_COPIED_BYTES
 from hookboard.loops import Loop, Selection
 from hookboard.measure import FORMULAS, Moments, Plan, Readings, Statistic, as_list, plan
 from hookboard.model.selection import select
@@ -29,11 +29,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
     `update_norm / ||before||`; a common rule of thumb is about 1e-3 in a healthy run. For a parameter that was all zero
     it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the fraction of elements that are the
-    same after the step as before. All three need a copy of the parameter during the logged step. Where copies of all
-    watched parameters would take more than 512 MiB on one rank, the parameters take turns: in each logged step these
-    three are measured of those that have waited longest, as many as fit in 512 MiB, but at least one; all other
-    statistics are measured of every parameter. A parameter is always measured whole. One line says in about how many
-    logged steps each has its turn.
+    same after the step as before. All three need a copy of the parameter during the logged step: of parameters beyond
+    512 MiB on one rank they are not measured, and one line names these.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
     name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. It is
@@ -81,6 +78,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         sync_dist: bool = True,
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
+        self._has_said_skipped = False
 
     def _asked(self, among: Collection[str]) -> list[str]:
         """Return those names of `among` that are in `statistics`, given or by default."""
@@ -98,14 +96,15 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
 
-    def _prepare(self, loop: Loop, state: MeasurementState) -> None:
-        super()._prepare(loop, state)
-        state.before.turns = Turns()
-
     def _log(self, loop: Loop, state: MeasurementState) -> None:
         super()._log(loop, state)
-        if state.before.turns is not None and (said := state.before.turns.said_once()):
-            inform(f"{self._name}: {said} (shown once).")
+        if (skipped := state.before.skipped) and not self._has_said_skipped:
+            self._has_said_skipped = True
+            inform(
+                f"{self._name}: copies of all parameters before a step would take more than {MOST_COPIED_BYTES >> 20} "
+                f"MiB, so the updates of {len(skipped)} are not measured ({listed(skipped, 3)}). Select fewer with "
+                "modules= (shown once)."
+            )
 
     def _select(self, model: nn.Module) -> Selection:
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))

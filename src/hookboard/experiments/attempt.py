@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.state import same_random_state
+from hookboard.model.state import copied, same_random_state
 from hookboard.tracing import CannotRunAgainError, undisturbed
 
 GIVE_UP_RATIO = 100.0
@@ -153,7 +153,7 @@ def _value(recipe: Recipe, batch: Any) -> float:
     Gradients are enabled, as in training: the step may compute some, as for a differential equation.
     """
     recipe.check_time()
-    return float(recipe.step(copy.deepcopy(batch)).detach())
+    return float(recipe.step(copied(batch)).detach())
 
 
 def train(
@@ -183,7 +183,7 @@ def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = recipe.step(copy.deepcopy(batch))
+        loss = recipe.step(copied(batch))
         losses.append(float(loss.detach()))
         (loss * recipe.scale if recipe.scale != 1 else loss).backward()
         if recipe.scale != 1:
@@ -210,7 +210,7 @@ def _unscale(recipe: Recipe) -> None:
 def gradients_of(recipe: Recipe, batch: Any) -> list[Tensor | None]:
     """Return the gradient of the loss for each trainable parameter of the optimizer; None where none arrives."""
     with restoring(recipe):
-        loss = recipe.step(copy.deepcopy(batch))
+        loss = recipe.step(copied(batch))
         trained = [p for group in recipe.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if not loss.requires_grad or not trained:
             return [None] * len(trained)

@@ -1,6 +1,5 @@
 """Finds the targets in batches, and exchanges them between samples."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from hookboard.experiments.attempt import Recipe, restoring
 from hookboard.model.nested import map_tensors, tensors_in
+from hookboard.model.state import copied
 from hookboard.tracing import Targets, targets_in
 
 
@@ -19,7 +19,7 @@ def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
     sample, or if no other tensor of a batch has as many samples.
     """
     with restoring(recipe):
-        found = targets_in(recipe.module, copy.deepcopy(batches[0]), recipe.step)
+        found = targets_in(recipe.module, copied(batches[0]), recipe.step)
     parts = [dict(tensors_in(batch)) for batch in batches]
     for path in found.paths:
         held = [part.get(path) for part in parts]

@@ -11,7 +11,7 @@ from torch import Tensor
 from hookboard.base.messages import listed
 from hookboard.measure import Reading, Readings, channel_stride
 from hookboard.model.layers import Layer
-from hookboard.model.sites import ROLES, Role, Site
+from hookboard.model.sites import Role, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def every_unit(shape: Sequence[int]) -> int:
 class NeedsHistogram:
     """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Table`.
 
-    True for outputs of bounded activations such as tanh, and for activations and their gradients in half precision.
+    True where a rule reads one: for outputs of bounded activations such as tanh, and gradients of outputs in float16.
     """
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:
@@ -187,7 +187,7 @@ class NeedsHistogram:
 
     def __call__(self, site: Site, tensor: Tensor) -> bool:
         """Return True if a histogram of this tensor is to be measured."""
-        if tensor.dtype in (torch.float16, torch.bfloat16):
-            return not ROLES[site.role].of_parameter
+        if site.role == "grad_output":
+            return tensor.dtype is torch.float16
         layer = self._layers.get(site.name)
         return site.role == "output" and layer is not None and layer.kind == "bounded"

@@ -25,7 +25,7 @@ QUANTITIES: dict[str, str] = {
     "weight_rms": "The RMS of all weights and biases that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
     "update_ratio": "The L2 norm of the weights' change in the step relative to their norm before (inf if it was 0).",
-    "dead_fraction": "The fraction of the output's channels (every k-th if there are over 4096) that are always 0.",
+    "dead_fraction": "The fraction of the output's channels (every k-th if there are over 1024) that are always 0.",
     "sample_spread": "A channel's standard deviation over samples (or positions), relative to the RMS of the output.",
     "expert_share": "The fraction of a router's choices that go to its busiest expert.",
 }

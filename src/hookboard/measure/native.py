@@ -106,5 +106,7 @@ def measure_into(jobs: Iterable[Job], rows: Tensor, bins: Tensor | None) -> list
         first = values.storage_offset() * values.element_size()
         if not address or values.untyped_storage().nbytes() < first + form.nbytes:
             raise TypeError("its memory has been freed")
-        _native.measure_into(address, less, counts, at, *form.given, is_fresh, form.with_abs_mean, threads)
+        kind, outer, channels, inner, apart, every = form.given
+        how = is_fresh, form.with_abs_mean, threads
+        _native.measure_into(address, less, counts, at, kind, outer, channels, inner, apart, every, *how)
     return []

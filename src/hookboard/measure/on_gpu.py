@@ -163,9 +163,8 @@ def measure(
         scratch, counters: float64, (n, WIDTH), and int32, (n,), all 0: as many as `Form.needs`.
         table: with HAS_TABLE int64, (jobs, JOB): where the programs, the scratch and the counters of each tensor begin,
             ascending; the addresses of `values` and `minus`; and `programs` to `is_fresh`.
-        programs: how many measure each group of channels.
         outer, channels, inner: the runs of a channel (for LAST, values), the channels (1 for none), a run's values.
-        every: each `every`-th channel has a row, behind that of the tensor; 0 if none has.
+        programs, every: how many measure a group of channels; each `every`-th channel has a row, none if that is 0.
         TILES: how many tiles are counted into bins at once; with IS_SHARED in shared memory first.
         IS_ALIGNED: whether each group begins at a multiple of 16 bytes.
     """
@@ -210,7 +209,7 @@ def measure(
     squares, magnitudes = total, total
     low, high = total.to(tl.float32) + float("inf"), total.to(tl.float32) + float("-inf")
     seen = tl.zeros([ROWS, CHANNELS], tl.int32)
-    zeros, posinf, neginf = seen, seen, seen
+    zeros, infinite = seen, seen  # +inf in the lower 16 bits, -inf above: no thread has as many values
     in_bins = tl.zeros([BINS if HAS_BINS and IS_SHARED else 1], tl.int32)
     while block < length:
         for tile in range(TILES):
@@ -245,8 +244,8 @@ def measure(
             if HAS_ABS_MEAN:
                 magnitudes += size
             low, high, seen = tl.minimum(low, smallest), tl.maximum(high, largest), seen + many
-            zeros, posinf = zeros + _many(x == 0, LAYOUT), posinf + _many(x == float("inf"), LAYOUT)
-            neginf += _many(x == float("-inf"), LAYOUT)
+            zeros += _many(x == 0, LAYOUT)
+            infinite += _many(x == float("inf"), LAYOUT) + (_many(x == float("-inf"), LAYOUT) << 16)
         if HAS_BINS:  # the values are in the cache
             more: tl.constexpr = ROWS * TILES
             x = _load(values, minus, block, length, inner, channel, channels, LAYOUT, more, WIDE, HAS_MINUS, IS_ALIGNED)
@@ -275,10 +274,11 @@ def measure(
     tl.store(to + 3, tl.sum(magnitudes, 0) / several, mask=is_there)
     tl.store(to + 4, tl.sum(zeros, 0).to(tl.float64), mask=is_there)
     # The others of a channel are NaN. The first program counts all of its values, and each takes off what it has seen.
-    others = tl.where(program == 0, outer * inner, 0) - finite - tl.sum(posinf, 0) - tl.sum(neginf, 0)
+    posinf, neginf = tl.sum(infinite & 65535, 0), tl.sum(infinite >> 16, 0)
+    others = tl.where(program == 0, outer * inner, 0) - finite - posinf - neginf
     tl.store(to + 5, others.to(tl.float64), mask=is_there)
-    tl.store(to + 6, tl.sum(posinf, 0).to(tl.float64), mask=is_there)
-    tl.store(to + 7, tl.sum(neginf, 0).to(tl.float64), mask=is_there)
+    tl.store(to + 6, posinf.to(tl.float64), mask=is_there)
+    tl.store(to + 7, neginf.to(tl.float64), mask=is_there)
     tl.store(to + 8, tl.min(low, 0).to(tl.float64), mask=is_there)
     tl.store(to + 9, tl.max(high, 0).to(tl.float64), mask=is_there)
 

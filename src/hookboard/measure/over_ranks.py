@@ -47,12 +47,14 @@ class Agreement:
         """
         own = {slot.site: number for number, slot in enumerate(columns.slots) if slot.is_shared}
         new = {site: extent for site, number in own.items() if self._lacks(site, extent := _extent(columns, number))}
-        is_new, *flags = self._ranks.max(torch.tensor([bool(new), *flags], dtype=torch.float64, device="cpu")).tolist()
+        has_nonfinite = bool(columns.rows[[*own.values()], 5:8].any())
+        told = torch.tensor([bool(new), has_nonfinite, *flags], dtype=torch.float64, device="cpu")
+        is_new, has_nonfinite, *flags = self._ranks.max(told).tolist()
         if is_new:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, (0, False, None))
                 self._extents[site] = width or known[0], has_bins or known[1], known[2] or dtype
-        found = self._over_ranks(columns, own, slots)
+        found = self._over_ranks(columns, own, slots, with_nonfinite=bool(has_nonfinite))
         local = [number for number, slot in enumerate(columns.slots) if not slot.is_shared]
         return found.with_more(columns, local), flags
 
@@ -61,13 +63,15 @@ class Agreement:
         known = self._extents.get(site)
         return known is None or extent[0] not in (0, known[0]) or extent[1] > known[1]
 
-    def _over_ranks(self, columns: Columns, own: Mapping[Site, int], slots: dict[Site, Slot]) -> Columns:
+    def _over_ranks(
+        self, columns: Columns, own: Mapping[Site, int], slots: dict[Site, Slot], *, with_nonfinite: bool
+    ) -> Columns:
         starts = np.cumsum([0, *(1 + channel_row_count(width) for width, _, _ in self._extents.values())])
         rows, counted = np.tile(EMPTY, (starts[-1], 1)), [site for site, extent in self._extents.items() if extent[1]]
         bins, numbers = np.zeros((len(counted), BINS)), np.tile(self._plan.neutral, (len(self._extents), 1))
-        for place, (site, (width, _, _)) in enumerate(self._extents.items()):
+        for place, (site, (width, has_bins, _)) in enumerate(self._extents.items()):
             start, end = starts[place], starts[place + 1]
-            slot, number = slots.setdefault(site, Slot(site)), own.get(site)
+            slot, number = slots.setdefault(site, Slot(len(slots), site)), own.get(site)
             if slot.is_off:
                 rows[start:end, 0] = math.nan  # which tells the others
             elif number is not None:
@@ -76,11 +80,15 @@ class Agreement:
                     rows[start + 1 : end] = channels
                 elif elements_in(columns.rows[number]):
                     rows[start + 1 : end, 0] = math.nan  # what it lacks is unknown, not empty
-                if (counts := columns.bins[number]) is not None:
-                    bins[counted.index(site)] = counts
+                if has_bins and elements_in(columns.rows[number]):
+                    counts = columns.bins[number]
+                    bins[counted.index(site)] = math.nan if counts is None else counts
                 if (measured := columns.own[number]) is not None:
                     numbers[place] = measured
-        rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
+        with_abs_mean = self._plan.with_abs_mean  # columns without content are not sent: channels have many rows
+        rows = merge_over(
+            self._ranks, torch.from_numpy(rows), with_abs_mean=with_abs_mean, with_nonfinite=with_nonfinite
+        ).numpy()
         bins = self._ranks.sum(torch.from_numpy(bins)).numpy() if counted else bins
         numbers = self._merged_own(torch.from_numpy(numbers)) if self._plan.own else numbers
         found, kept = Columns(), list[int]()
@@ -94,7 +102,8 @@ class Agreement:
             is_known = len(channels) and not np.isnan(channels[0, 0]) and elements_in(rows[start])
             found.slots.append(slots[site])
             found.channels.append(channels if is_known else None)
-            found.bins.append(bins[counted.index(site)] if has_bins else None)
+            counts = bins[counted.index(site)] if has_bins else None
+            found.bins.append(None if counts is None or np.isnan(counts[0]) else counts)
             found.own.append(numbers[place] if self._plan.own else None)
             found.dtypes.append(dtype if number is None else columns.dtypes[number])
             found.widths.append(width)

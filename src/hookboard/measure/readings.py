@@ -31,8 +31,8 @@ class Reading:
         overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
             step. `statistics` then holds the counts, and NaN for all others.
         channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
-            float64; if there are more than 4096 channels, one for every k-th (0, k, 2 * k ...), with the smallest k
-            that leaves no more than 4096. None if channels are not measured, or if the tensors of the step had
+            float64; if there are more than 1024 channels, one for every k-th (0, k, 2 * k ...), with the smallest k
+            that leaves no more than 1024. None if channels are not measured, or if the tensors of the step had
             different numbers of them.
         dtype: the dtype of its first tensor in the step (of a gradient, as autograd returned it); None if unknown.
         width: the number of channels, with or without a row. Default: the number of rows.

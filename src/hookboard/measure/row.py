@@ -96,18 +96,31 @@ def merge(rows: Tensor, others: Tensor) -> Tensor:
     return torch.cat([count + more, *means, rows[:, 4:8] + others[:, 4:8], low, high], 1)
 
 
-def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
+def merge_over(ranks: Ranks, rows: Tensor, *, with_abs_mean: bool = True, with_nonfinite: bool = True) -> Tensor:
     """Merge rows with those of all other ranks, which have as many in the same order, see `merge`.
 
     The result is the same on all ranks to the bit. A NaN in the column `count` of a rank gives NaN there.
+
+    Args:
+        ranks: the processes; all must give the same arguments but for the numbers.
+        rows: the rows of this rank, shape (n, WIDTH), float64.
+        with_abs_mean: False does not send `abs_mean`, which is NaN then.
+        with_nonfinite: False does not send `nan`, `posinf` and `neginf`, which must then be 0 on all ranks.
     """
     ends = ranks.max(torch.stack([-rows[:, 8], rows[:, 9]], 1))  # the minimum as the largest negative
-    count = rows[:, :1]
-    sums = ranks.sum(torch.cat([count, rows[:, 4:8], count * rows[:, 1:4:2]], 1))
-    means = sums[:, 5:] / sums[:, :1].clamp(min=1)
-    squares = ranks.sum(count * (rows[:, 2:3].square() + (rows[:, 1:2] - means[:, :1]).square()))
-    deviation = (squares / sums[:, :1].clamp(min=1)).sqrt()
-    return torch.cat([sums[:, :1], means[:, :1], deviation, means[:, 1:], sums[:, 1:5], -ends[:, :1], ends[:, 1:]], 1)
+    count, zeros, mean = rows[:, :1], rows[:, 4:5], rows[:, 1:2]
+    abs_mean, nonfinite = rows[:, 3 : 3 + with_abs_mean], rows[:, 5 : 8 if with_nonfinite else 5]
+    sums = ranks.sum(torch.cat([count, zeros, count * mean, count * abs_mean, nonfinite], 1))
+    at_least_one = sums[:, :1].clamp(min=1)
+    merged = torch.zeros_like(rows)
+    merged[:, 0], merged[:, 4], merged[:, 1:2] = sums[:, 0], sums[:, 1], sums[:, 2:3] / at_least_one
+    merged[:, 3:4] = sums[:, 3:4] / at_least_one if with_abs_mean else math.nan
+    if with_nonfinite:
+        merged[:, 5:8] = sums[:, -3:]
+    squares = ranks.sum(count * (rows[:, 2:3].square() + (mean - merged[:, 1:2]).square()))
+    merged[:, 2:3] = (squares / at_least_one).sqrt()
+    merged[:, 8], merged[:, 9] = -ends[:, 0], ends[:, 1]
+    return merged
 
 
 def channel_stride(channels: int) -> int:

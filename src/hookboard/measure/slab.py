@@ -23,12 +23,17 @@ _SCALED = [FIELDS.index(name) for name in ("mean", "deviation", "abs_mean", "min
 
 
 class Slot:
-    """What a table knows of one site, over all steps."""
+    """What a table knows of one site, over all steps.
 
-    __slots__ = ("dtype", "has_bins", "is_off", "is_shared", "readers", "shape", "site", "traits")
+    Args:
+        index: counts the sites, in the order in which they were opened: gradients too in that of execution.
+        site: the site.
+    """
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.traits = site, ROLES[site.role]
+    __slots__ = ("dtype", "has_bins", "index", "is_off", "is_shared", "readers", "shape", "site", "traits")
+
+    def __init__(self, index: int, site: Site) -> None:
+        self.index, self.site, self.traits = index, site, ROLES[site.role]
         self.is_off = False
         """Whether it could not be measured, on any rank."""
         self.is_shared = not self.traits.of_parameter
@@ -43,7 +48,7 @@ class Slot:
         """How its tensors are read, see `Table`."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Place:
     """Where the rows of a site are in a slab, and what is known of its tensors in this step.
 
@@ -115,11 +120,17 @@ class Slab:
         self.places: dict[Slot, Place] = {}
         self.scale: Tensor | None = None
         self._used = self._used_bins = 0
+        self._found: list[tuple[Place, int]] = []
+        self._starts = np.empty(0, np.intp)
+        self._channels: list[tuple[int, int, int]] = []
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> Place:
         """Return the place of a site whose next tensor has so many channels."""
-        place, rows = self.places.get(slot), 1 + channel_row_count(width)
+        place = self.places.get(slot)
+        if place is not None and place.width == width:
+            return place
+        rows = 1 + channel_row_count(width)
         if place is None or (rows > place.room and not place.has_rows):
             place = self.places[slot] = Place(slot, self._used, rows, width)
             self._used += rows
@@ -190,13 +201,25 @@ class Slab:
         """
         self.follow()
         there = (place for place in self.places.values() if place.has_rows or place.is_empty)
-        places = [place for place in there if not place.slot.is_off]
+        places = sorted((place for place in there if not place.slot.is_off), key=lambda place: place.slot.index)
         owns = [place.own for place in places if place.own is not None]
         further = [torch.stack(owns)] if owns else []
         further += [] if self.scale is None else [self.scale]
         blocks = self.rows[: self._used].clone(), self.bins[: self._used_bins].clone()
         copied = sent_together([*blocks, *further, *along])
-        of_step = [(p, p.width if p.has_rows else 0, p.is_mixed, p.slot.dtype, p.own is not None) for p in places]
+        # What is there in nearly every step is found once.
+        found = [(place, place.width if place.has_rows and not place.is_mixed else 0) for place in places]
+        if self._found != found:
+            self._found, self._starts = found, np.array([place.start for place in places], np.intp)
+            spans = ((place.start + 1, place.start + 1 + channel_row_count(width)) for place, width in found)
+            self._channels = [(number, *span) for number, span in enumerate(spans) if span[0] < span[1]]
+        starts, channels_at, has_owns = self._starts, self._channels, [place.own is not None for place in places]
+        columns = Columns(
+            [place.slot for place in places],
+            dtypes=[place.slot.dtype for place in places],
+            widths=[place.width if place.has_rows else 0 for place in places],
+        )
+        bins_at = [(number, place.bins) for number, place in enumerate(places) if place.bins >= 0]
         has_scale = self.scale is not None
         self.forget()
 
@@ -208,17 +231,14 @@ class Slab:
                 rows[:, _ABS_MEAN] = math.nan
             if factor:
                 rows[:, _SCALED] /= factor
-            columns = Columns(rows=rows[[place.start for place in places]])
-            for place, width, is_mixed, dtype, has_own in of_step:
-                end = place.start + 1 + channel_row_count(width)
-                channels = None if is_mixed or not width else rows[place.start + 1 : end]
-                counts = bins[place.bins] if place.bins >= 0 else None
-                columns.slots.append(place.slot)
-                columns.own.append(next(own) if has_own else None)
-                columns.channels.append(channels)
-                columns.bins.append(shifted(counts, factor) if factor and counts is not None else counts)
-                columns.dtypes.append(dtype)
-                columns.widths.append(width)
+            columns.rows = rows[starts]
+            columns.channels = [None] * len(starts)
+            for number, start, end in channels_at:
+                columns.channels[number] = rows[start:end]
+            columns.bins = [None] * len(starts)
+            for number, row in bins_at:
+                columns.bins[number] = shifted(bins[row], factor) if factor else bins[row]
+            columns.own = [next(own) if has_own else None for has_own in has_owns]
             return columns, [numbers.tolist() for numbers in rest]
 
         return arrived

@@ -26,7 +26,7 @@ class Formula(NamedTuple):
         scale: the scale of a chart's axis that suits its values.
     """
 
-    value: Callable[[Moments], np.ndarray]
+    value: Callable[[Moments], Any]
     about: str
     scale: AxisScale = "linear"
 

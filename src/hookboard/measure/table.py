@@ -160,6 +160,7 @@ class Table:
             report_missing_kernel()
 
         def arrived() -> Readings:
+            all_flags: Sequence[float]
             columns, (all_flags, numbers) = main()
             for other in others:
                 columns = self._joined(columns, other()[0])
@@ -172,7 +173,7 @@ class Table:
     def _slot(self, site: Site) -> Slot:
         """Return the slot of a site; adds it if it is not there yet."""
         with self._lock:
-            return self._slots.setdefault(site, Slot(site))
+            return self._slots.setdefault(site, Slot(len(self._slots), site))
 
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, jobs: Jobs | None = None) -> None:
         """Measure a tensor, or its difference from another; with `jobs`, a kernel may measure it later."""

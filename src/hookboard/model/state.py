@@ -53,7 +53,8 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
         for weight, _ in gradients:
             weight.grad = None
         for one in attributes:
-            one.update({name: _copied(value, memo) for name, value in one.items() if name not in _OF_TORCH})
+            own_values = {name: value for name, value in one.items() if name not in _OF_TORCH}
+            one.update({name: copied(value, memo) for name, value in own_values.items() if isinstance(value, _COPIED)})
         yield
     finally:
         for now, before in dicts:
@@ -66,10 +67,9 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
             weight.grad = gradient
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy that holds nothing of the value; the value itself if it cannot be copied."""
-    if not isinstance(value, _COPIED):
-        return value
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return `copy.deepcopy(value, memo)`, with copies of tensors that it refuses; the value itself if it fails."""
+    memo = {} if memo is None else memo
     for _, tensor in tensors_in(value):  # `deepcopy` refuses nested ones, and what is part of a graph
         twin = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
         memo.setdefault(id(tensor), twin)

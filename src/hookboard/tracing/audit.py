@@ -1,6 +1,5 @@
 """`audit`: finds faults in the code of a training step, without a Trainer."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.base.either_lightning import is_lightning
 from hookboard.health import Finding
+from hookboard.model.state import copied
 from hookboard.tracing.reading import Reader
 from hookboard.tracing.step import call_training_step, loss_in, undisturbed
 
@@ -50,7 +50,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         No findings.
     """
     run = _step_of(model) if step is None else step
-    batch = copy.deepcopy(batch)  # the step may change it
+    batch = copied(batch)  # the step may change it
     with undisturbed(model, is_whole_step=True):
         reader = Reader(model, batch)
         try:
