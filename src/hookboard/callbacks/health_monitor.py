@@ -295,7 +295,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         weights = self._weights(state.selection.owners)
         has_shape = {name: weight for name, weight in weights.items() if not weight.is_lazy}
         state.has_lazy = len(has_shape) < len(weights)
-        state.layers.clear()  # the table and the judge have this very dict
+        state.layers.clear()  # the table reads this very dict
         state.layers.update(layers_of({**state.selection.modules, **state.selection.owners}, has_shape))
 
     def _follow(self, loop: Loop, state: HealthState) -> None:
