@@ -455,9 +455,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             super()._end_batch(loop, state, has_stepped)
 
     def _leave_batch(self, state: HealthState) -> None:
-        if state.batch is not None or state.steps.is_following:  # it has not ended, as after an error
-            state.batch = None
-            state.steps.leave_batch()
+        state.batch = None
+        state.steps.leave_batch()
 
     # What it tells.
 
