@@ -19,19 +19,17 @@ class Box(Callback):
         self.box = BlackBox(pl_module, world_size=trainer.world_size, **self.options)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batch = batch
         self.box.begin_batch(batch, batch_idx, TrainerLoop(trainer).logged_step)
 
     def on_before_backward(self, trainer, pl_module, loss):
-        self.box.before_backward(loss)
+        self.box.before_backward(loss, batch=self.batch)
 
     def on_after_backward(self, trainer, pl_module):
         self.box.after_backward()
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.box.before_optimizer_step()
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.box.end_batch()
 
 
 class Keeps(Toy):

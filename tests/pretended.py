@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import hookboard
 from hookboard.base import torch_private
+from hookboard.loops import callback
 from hookboard.measure import by_torch, memory, on_gpu
 from hookboard.measure.row import merge
 
@@ -105,8 +106,12 @@ class Pretended:
     @contextlib.contextmanager
     def modes(self):
         """In this thread, until the end, tensors say where they are, in what hookboard computes too."""
-        seen = mock.patch.object(torch_private, "_run_unseen", lambda run, args, named: run(*args, **named))
-        with seen, Functions(self), Operations(self):
+
+        def seen(run, args, named):
+            return run(*args, **named)
+
+        of_events = mock.patch.object(callback, "run_unseen", seen)
+        with mock.patch.object(torch_private, "run_unseen", seen), of_events, Functions(self), Operations(self):
             yield
 
 

@@ -421,12 +421,13 @@ def unseen(run: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(run)
     def alone(*args: P.args, **named: P.kwargs) -> T:
-        return _run_unseen(run, args, named)
+        return run_unseen(run, args, named)
 
     return alone
 
 
-def _run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
+def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
+    """Call a function as `unseen` makes it."""
     modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
     off = modes and map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
     on = modes and map(torch._C._push_on_torch_dispatch_stack, modes)

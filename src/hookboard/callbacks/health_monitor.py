@@ -295,7 +295,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         weights = self._weights(state.selection.owners)
         has_shape = {name: weight for name, weight in weights.items() if not weight.is_lazy}
         state.has_lazy = len(has_shape) < len(weights)
-        state.layers.clear()  # the table and the judge have this very dict
+        state.layers.clear()  # the table reads this very dict
         state.layers.update(layers_of({**state.selection.modules, **state.selection.owners}, has_shape))
 
     def _follow(self, loop: Loop, state: HealthState) -> None:
@@ -384,7 +384,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
             box.programs = steps.programs
-            box.before_backward(loss, value if scale is None else None)
+            box.before_backward(loss, value if scale is None else None, state.batch)
             value = box.loss if scale is None and value is None else value
             if len(box.events) > state.told:
                 self._tell_news(loop, state)
@@ -451,17 +451,12 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.batch = None
             if state.steps.is_following:
                 state.steps.end_batch()
-            if state.box is not None:
-                state.box.end_batch()
         if state.is_due:
             super()._end_batch(loop, state, has_stepped)
 
     def _leave_batch(self, state: HealthState) -> None:
-        if state.batch is not None or state.steps.is_following:  # it has not ended, as after an error
-            state.batch = None
-            state.steps.leave_batch()
-            if state.box is not None:
-                state.box.end_batch()
+        state.batch = None
+        state.steps.leave_batch()
 
     # What it tells.
 

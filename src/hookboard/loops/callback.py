@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
-from hookboard.base.torch_private import modules_in, unseen
+from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, changes, is_due, is_same, names_in, said_of_changes
 from hookboard.loops.trainer import TrainerLoop, without_trainer
@@ -276,7 +276,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
         """
 
     def _leave_batch(self, state: W) -> None:
-        """Called before the next batch, also where this one has not ended, as after an error."""
+        """Called before the next batch if this one has not ended, as after an error."""
 
     def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""
@@ -365,15 +365,18 @@ class HookboardCallback(Generic[W], Callback, ABC):
 
     def hear(self, event: str, loop: Loop, *given: Any) -> None:
         """Take an event of the run. An error in a method ends its stage with a warning, not the run."""
-        if loop.stage == "train" and event in ("end_batch", "end_epoch", "end_training"):
+        running = loop.stage
+        if self._pending and running == "train" and event in ("end_batch", "end_epoch", "end_training"):
             self.finish()
         elif event in ("begin_evaluation", "end_evaluation"):  # of several ranks one alone may evaluate
             self._catch_up()
         method, when = _EVENTS[event]
         of_all = event in _OF_ALL_STAGES
-        for stage in [*self._live] if of_all else [loop.stage]:
+        for stage in [*self._live] if of_all else [running]:
             state = self._live.get(stage)
-            if state is not None and (event not in _OF_CALLED_BATCHES or self._is_called(state)):
+            if state is None or (event == "leave_batch" and not state.is_open):
+                continue
+            if state.is_due or state.is_always_called or event not in _OF_CALLED_BATCHES:
                 self._do(state, when, getattr(self, method), loop, state, *given)
         if event == "end_evaluation":
             self._catch_up()
@@ -397,17 +400,18 @@ class HookboardCallback(Generic[W], Callback, ABC):
         self._begin_evaluation(loop, state)
 
     def _open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        state.is_due = state.is_open = self._wants(loop, state, batch_idx, dataloader_idx)
+        state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
+        state.is_open = state.is_due or state.is_always_called
         if state.is_due and state.stage == "train":
             self._follow(loop, state)
-        if self._is_called(state):
+        if state.is_open:
             self._begin_batch(loop, state, batch, batch_idx)
 
     def _close_batch(self, loop: Loop, state: W) -> None:
         """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
         if not self.changes_tensors:
             self._remove_hooks_of_batch(state)
-        if self._is_called(state):
+        if state.is_due or state.is_always_called:
             self._end_batch(loop, state, state.stage != "train" or not loop.is_accumulating)
         state.is_due = False
 
@@ -451,9 +455,6 @@ class HookboardCallback(Generic[W], Callback, ABC):
 
     # How it does that.
 
-    def _is_called(self, state: W) -> bool:
-        return state.is_due or (self.sees_every_step and state.stage == "train")
-
     def _remove_hooks_of_batch(self, state: W) -> None:
         if state.is_open:
             state.is_open = False
@@ -470,6 +471,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
                 if stage in running:
                     loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
                     state = self.state_class(stage, every_n_steps, loggers, selection, layout, said)
+                    state.is_always_called = self.sees_every_step and stage == "train"
                     self._do(state, "at the start of the run", self._open_stage, loop, state)
                     if state.has_fault:
                         break
@@ -558,7 +560,10 @@ class HookboardCallback(Generic[W], Callback, ABC):
             given: its arguments.
         """
         try:
-            (method if self.calls_the_model else unseen(method))(*given)
+            if self.calls_the_model:
+                method(*given)
+            else:
+                run_unseen(method, given, {})
         except NothingToShowError as nothing:
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {nothing}.")
@@ -619,7 +624,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
     @property
     def first_pending_step(self) -> float:
         """The earliest step that is still to be read; infinite if there is none."""
-        return min((each.step for each in self._pending), default=math.inf)
+        return self._pending[0].step if self._pending else math.inf
 
     @property
     def states(self) -> list[W]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.writers import write_rows
+
+_FIRST_PENDING = attrgetter("first_pending_step")
 
 
 class Loop:
@@ -117,7 +120,7 @@ class Loop:
         """
         self.tell("leave_batch")
         if self.stage == "train":
-            write_rows(self.loggers, min([self.logged_step, *(member.first_pending_step for member in self.members)]))
+            write_rows(self.loggers, min([self.logged_step, *map(_FIRST_PENDING, self.members)]))
         self.tell("begin_batch", batch, batch_idx, dataloader_idx)
 
     def end_training(self) -> None:

@@ -49,7 +49,8 @@ class StageState:
         layout: all modules of the model, by name, at the time of the selection.
         said: names of modules whose replacement has been reported; all stages of a callback share this set.
         is_due: True while a batch runs that is measured.
-        is_open: True if `until_batch_end` may hold something.
+        is_always_called: True if the callback's methods are called at each batch, due or not.
+        is_open: True while such a batch runs, or its hooks are still there.
         has_fault: True if an error has ended the stage.
         until_end: closed when the stage ends; removes the hooks of the stage.
         until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
@@ -62,6 +63,7 @@ class StageState:
     layout: dict[str, nn.Module]
     said: set[str]
     is_due: bool = False
+    is_always_called: bool = False
     is_open: bool = False
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)

@@ -50,7 +50,7 @@ class BlackBox:
     """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
 
     Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
-    each backward pass; `before_optimizer_step`; `end_batch`. If reading gradients or the search fails, that gives a
+    each backward pass; `before_optimizer_step`. If reading gradients or the search fails, that gives a
     warning and switches the black box off.
 
     No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
@@ -83,14 +83,13 @@ class BlackBox:
         self._batches = 0
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
-        self._batch: Any = None
         self._versions: list[int] = []
         self._backwards = self._begun = 0
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(model)
 
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
-        """Call before `training_step`. The batch is kept until `end_batch`.
+        """Call before `training_step`. The batch is not kept.
 
         Args:
             batch: the batch that `training_step` will get; None if it is not known.
@@ -102,19 +101,20 @@ class BlackBox:
         if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
-        self._batch, self._versions = batch, _versions_in(batch)
+        self._versions = _versions_in(batch)
 
-    def before_backward(self, loss: Tensor, value: float | None = None) -> None:
+    def before_backward(self, loss: Tensor, value: float | None = None, batch: Any = None) -> None:
         """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
 
         Args:
             loss: what the backward pass starts from.
             value: the loss as a number, if the host knows it already; it may be without the scale.
+            batch: the batch that `begin_batch` was given.
         """
         self._backwards += 1
         self.loss = _value_of(loss) if value is None else value
         if not math.isfinite(self.loss):
-            self._add_event(lambda: self._search_forward(loss))
+            self._add_event(lambda: self._search_forward(loss, batch))
 
     def after_backward(self) -> None:
         """Call after each backward pass. Checks a few gradients, and all of them if one is not finite."""
@@ -130,10 +130,6 @@ class BlackBox:
         if not self._backwards:
             self._check_gradients()
         self._stepped = (*self._here, self.loss)
-
-    def end_batch(self) -> None:
-        """Drop the batch."""
-        self._batch = None
 
     def _check_gradients(self) -> None:
         values = None if self._is_scaled else self._shielded(self._sentinels.values)
@@ -173,7 +169,7 @@ class BlackBox:
             self.events.append(event)
         self.count += bool(self.events)
 
-    def _search_forward(self, loss: Tensor) -> Nonfinite | None:
+    def _search_forward(self, loss: Tensor, batch: Any) -> Nonfinite | None:
         """Return an event that tells what made a loss NaN or Inf.
 
         None under a GradScaler if the graph shows nothing but an infinite loss: then only the scale was too large.
@@ -181,7 +177,7 @@ class BlackBox:
         for name, parameter in parameters_in(self._model).items():
             if not is_lazy(parameter) and not bool(torch.isfinite(local(stored(parameter.detach()))).all()):
                 return parameter_event(name, parameter, *self._here, self._stepped)
-        was_changed = self._versions != _versions_in(self._batch)
+        was_changed = self._versions != _versions_in(batch)
         is_long = sequence_number() - self._begun > MAX_NODES
         names = [] if is_long else [node.name() for node in nodes_behind(loss)]
         only = self.programs[0] if len(self.programs) == 1 else ()
@@ -189,7 +185,7 @@ class BlackBox:
         origin = None if is_long else bad_operation_in(loss, self._model, program)
         is_taker = origin is not None and not origin.name and not origin.place.is_after
         taker = origin.place.module if origin is not None and is_taker else ""
-        of_batch = functools.partial(batch_event, self._batch, *self._here, self.loss, taker, was_changed=was_changed)
+        of_batch = functools.partial(batch_event, batch, *self._here, self.loss, taker, was_changed=was_changed)
         # Where an operation has made it of finite numbers, what is missing in the batch was left out.
         if (origin is None or not origin.name) and (event := of_batch()) is not None:
             return event
@@ -206,7 +202,7 @@ class BlackBox:
         else:
             last_loss = math.nan if self._stepped is None else self._stepped[2]
             event = forward_event(origin, *self._here, self.loss, last_loss)
-        return with_rows_of(event, worst_rows_of(loss, row_counts_of(self._batch)))
+        return with_rows_of(event, worst_rows_of(loss, row_counts_of(batch)))
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         """Return an event that tells which layers have bad gradients although the loss is finite.
