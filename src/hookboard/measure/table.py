@@ -211,7 +211,7 @@ class Table:
             waiting[slot] = job
 
     def _launch(self, jobs: Jobs) -> None:
-        """Measure what waits for a common launch, and forget it; on the host one by one, as an error is of one tensor."""
+        """Measure what waits for a common launch, and forget it; on the host one by one: an error is of one tensor."""
         for slab, waiting in jobs.items():
             given = [*waiting.values()]
             waiting.clear()
