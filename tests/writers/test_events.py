@@ -51,7 +51,7 @@ def test_tags_of_any_length_and_script_are_read_back(tag, tensorboard, tmp_path)
 
 
 def written(logger, folder):
-    logger.experiment.send()()
+    logger.experiment.flush()
     events = EventAccumulator(str(folder), {"tensors": 0, "scalars": 0, "histograms": 0})
     events.Reload()
     return events
