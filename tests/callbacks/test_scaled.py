@@ -191,6 +191,29 @@ def test_a_step_in_which_one_of_two_optimizers_overflowed_is_marked(tmp_path):
             assert reading.overflowed == (number == 1), (number, site)
 
 
+class Shared(Toy):
+    """Two optimizers that step one after the other in each batch; the backward passes of both go through one layer."""
+
+    def __init__(self):
+        super().__init__(mlp())
+        self.automatic_optimization = False
+
+    def training_step(self, batch):
+        for factor, optimizer in zip((1.0, 3.0), self.optimizers(), strict=True):
+            self.zero_grad()
+            self.manual_backward(self.net(batch * factor).square().mean())
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[number].parameters(), lr=0.01) for number in (0, 2)]
+
+
+def test_gradients_of_two_optimizers_are_unscaled_while_the_scale_changes_between_their_steps(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=1)
+    data = batches(4, 4, 4)
+    assert_equal_steps(exact_gradients(tmp_path, Shared(), data, scaler), exact_gradients(tmp_path, Shared(), data))
+
+
 class SetsTheScale(Callback):
     """Lowers the scale by hand, though nothing has overflowed."""
 

@@ -25,6 +25,7 @@ from hookboard import (
     HookboardWarning,
     Intervention,
     KernelLogger,
+    ParameterLogger,
     Scale,
     watch,
 )
@@ -404,6 +405,30 @@ def test_a_step_that_raises_and_is_tried_again_is_measured_once(tmp_path):
     assert reading.moments.count == exact.numel()
     assert reading.statistics["rms"] == pytest.approx(exact.square().mean().sqrt().item(), rel=1e-6)
     assert reading.histogram.counts.sum() == exact.numel()
+
+
+def test_an_update_is_that_of_the_step_not_of_one_before_it_that_raised(tmp_path):
+    model, logger = Plain(mlp()), ParameterLogger(every_n_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch, errors = batches(4)[0], [RuntimeError("out of memory")]
+
+    def fail(*_):
+        if errors:
+            raise errors.pop()
+
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
+        optimizer.register_step_pre_hook(fail)
+        with contextlib.suppress(RuntimeError):
+            step_of(run, model, optimizer, batch)
+        with torch.no_grad():
+            model.net[0].weight.mul_(3)  # as where weights are loaded again
+        before = model.net[0].weight.detach().double().clone()
+        step_of(run, model, optimizer, batch)
+    moved = (model.net[0].weight.detach().double() - before).norm().item()
+    reading = next(
+        one for one in logger.readings if (one.site.name, one.site.role) == ("net.0.weight", "parameter_update")
+    )
+    assert reading.statistics["update_norm"] == pytest.approx(moved, rel=1e-6)
 
 
 def test_an_evaluation_that_raises_is_not_counted_to_the_next(tmp_path):

@@ -115,24 +115,24 @@ def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeyp
     net = rows_by_width(16_384)
     kill(net[0], slice(1, None, 4))
     assert verdicts_of(Keeps(net, net[1])) == ()
-    assert "In 2 layers with more than 4,096 units, only every k-th unit was measured." in "\n".join(said)
+    assert "In 2 layers with more than 1,024 units, only every k-th unit was measured." in "\n".join(said)
 
 
 def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
-    net = rows_by_width(4096)
-    kill(net[0], some_of(4096))
+    net = rows_by_width(1024)
+    kill(net[0], some_of(1024))
     model = Keeps(net, net[1])
     (verdict,) = verdicts_of(model)
-    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 4096 units of net.1 (ReLU) have been 0")
+    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 1024 units of net.1 (ReLU) have been 0")
 
 
 def test_units_before_a_function_are_those_of_which_output_and_weight_are_both_looked_at():
-    # Of the outputs every fourth unit is measured; of the weight, which has 917,504 values, every 16th.
+    # Of the outputs every 14th unit is measured, and of the weight, which has 917,504 values.
     net = Called(14_336)
     kill(net.up, some_of(14_336, 0.7))
     model = Keeps(net, net.up)
     (verdict,) = verdicts_of(model, width=64)
-    dead = model.dead(1)[::16]
+    dead = model.dead(1)[::14]
     assert verdict.module == "net.up"
     assert said_counts(verdict) == [int(dead.sum()), len(dead), 14_336]
 
@@ -140,7 +140,7 @@ def test_units_before_a_function_are_those_of_which_output_and_weight_are_both_l
 def test_of_units_before_a_function_those_of_which_the_weight_is_not_looked_at_do_not_count():
     net = Called(14_336)
     is_dead = torch.ones(14_336, dtype=torch.bool)
-    is_dead[::16] = False
+    is_dead[::14] = False
     kill(net.up, is_dead)
     assert verdicts_of(Keeps(net, net.up), width=64) == ()
 
@@ -154,5 +154,5 @@ def test_curves_of_a_wide_layer_are_those_of_the_units_looked_at(tmp_path):
     model.raw.clear()
     fit(tmp_path, model, batches(*[SIZE] * 3, width=8), logger)
     curves = scalars(tmp_path)
-    true = [(raw[:, ::4] == 0).all(0).double().mean().item() for raw in model.raw]
+    true = [(raw[:, ::14] == 0).all(0).double().mean().item() for raw in model.raw]
     assert list(curves["activation_dead_fraction/net.1"].values()) == pytest.approx(true, rel=1e-6)

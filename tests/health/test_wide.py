@@ -29,18 +29,18 @@ def judged(columns):
 
 
 def test_a_wild_column_is_named_by_its_place_among_all():
-    (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
+    (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(1024)])
     assert (
-        "column 24 of the input has an RMS of 500, while a typical column has 1 (1 of 4,096 sampled columns (of "
+        "column 96 of the input has an RMS of 500, while a typical column has 1 (1 of 1,024 sampled columns (of "
         "12,288) is" in finding.evidence
     )
 
 
 def test_a_constant_column_is_named_by_its_place_among_all():
     constant = row(100, 7.0, 0.0)
-    (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
+    (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(1024)])
     assert (
-        "1 of 4,096 sampled columns (of 12,288) of the input never changes: column 15 is always 7" in finding.evidence
+        "1 of 1,024 sampled columns (of 12,288) of the input never changes: column 60 is always 7" in finding.evidence
     )
 
 
@@ -73,11 +73,11 @@ def test_pruned_units_of_a_wide_layer_do_not_count():
     half = ROWS // 2
     assert not rectifier(nothing(half) + rectified(half), nothing(half) + noise(half))
     (finding,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
-    assert finding.evidence.startswith("2,048 of 4,096 sampled units (of 16,384) in act (ReLU) have been 0")
+    assert finding.evidence.startswith("512 of 1,024 sampled units (of 16,384) in act (ReLU) have been 0")
 
 
 def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():
-    # The layer before has 4096 units, and all of its weights are 0: that says nothing of the 16,384.
+    # The layer before has 1024 units, and all of its weights are 0: that says nothing of the 16,384.
     layers = [linear("fc", ROWS, 4), without_weights("act"), linear("head", 3)]
     readings = [
         outputs("fc", noise(ROWS)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from allpairspy import AllPairs
 from oracle import assert_derived, assert_true, derived, normal, rows_of_channels
-from ways import KERNELS, MANY_VALUES
+from ways import KERNELS, MANY_VALUES, SITE
 from ways import measured as of_one_site
 
 from hookboard import HookboardWarning, Statistic
@@ -196,6 +196,54 @@ def test_what_a_step_that_did_not_end_has_measured_is_dropped():
     assert reading.histogram.counts.sum() == 1
 
 
+def test_another_number_of_channels_in_one_step_leaves_those_of_the_next_steps_and_of_other_sites_alone():
+    table = Table(plan("dead_fraction"), torch.device("cpu"), channels=lambda site, tensor: 1)
+    site, other = Site("layer", "output"), Site("other", "output")
+    for _ in range(3):
+        table.open(site)(torch.ones(2, 3))
+        table.open(other)(torch.full((2, 5), 7.0))
+        table.open(site)(torch.ones(2, 4))
+        found = table.send()()
+        assert found[site].channels is None
+        assert found[site].moments.count == 14
+        assert found[other].moments.count == 10
+        assert found[other].moments.mean == 7.0
+    table.open(site)(torch.full((2, 4), 2.0))
+    assert table.send()()[site].channels[:, 1].tolist() == [2.0] * 4
+
+
+def test_more_and_more_channels_do_not_leave_more_and_more_memory_behind():
+    table = Table(plan("dead_fraction"), torch.device("cpu"), histogram=True, channels=lambda *_: 0)
+    for width in range(1, 400):
+        table.open(SITE)(torch.ones(width))
+        reading = table.send()()[SITE]
+        assert (len(reading.channels), reading.histogram.counts.sum()) == (width, width)
+    (slab,) = table._slabs.values()
+    assert len(slab.rows) <= 4 * 400
+    assert len(slab.bins) == 1
+
+
+def test_a_gradient_is_divided_by_the_scale_that_it_carries_while_the_scale_changes_within_a_step():
+    own = Statistic("own", lambda x: x.double().max(), merge="max")
+    table = Table(plan(["max", "dead_fraction", own]), torch.device("cpu"), histogram=True, channels=lambda *_: 0)
+    both, first, empty = (Site(name, "grad_output") for name in ("both", "first", "empty"))
+    for _ in range(2):
+        table.open(empty)(torch.ones(0))
+        for scale in (8.0, 4.0):
+            table.scale = torch.tensor(scale)
+            table.open(both)(torch.tensor([0.0, 3.0, 1.0]) * scale)
+            if scale == 8.0:
+                table.open(first)(torch.tensor([5.0]) * scale)
+                table.open(empty)(torch.tensor([6.0]) * scale)
+        table.scale = None
+        found = table.send()()
+        for site, largest, count in ((both, 3.0, 6), (first, 5.0, 1), (empty, 6.0, 1)):
+            assert found[site].statistics["max"] == found[site].statistics["own"] == largest
+            assert found[site].moments.count == found[site].histogram.counts.sum() == count
+        assert found[both].statistics["dead_fraction"] == pytest.approx(1 / 3)
+        assert found[empty].statistics["dead_fraction"] == 0
+
+
 def test_a_reading_of_a_step_stays_as_it_was_while_the_next_is_measured():
     table, site = Table(plan("max"), torch.device("cpu"), channels=lambda site, tensor: 0), Site("layer", "output")
     table.open(site)(torch.tensor([5.0, 6.0]))
@@ -235,6 +283,18 @@ def test_a_parameter_whose_memory_was_freed_is_named_and_not_read():
     with pytest.warns(HookboardWarning, match="its memory has been freed"):
         table.open(site)(weight)
     assert site not in table.send()()
+
+
+def test_of_weights_that_are_measured_together_only_the_one_that_fails_is_switched_off():
+    weights = {Site(f"weight{number}", "parameter"): torch.full((4,), float(number)) for number in range(3)}
+    table = Table(plan("mean"), torch.device("cpu"))
+    table.observe_all((site, weight, None) for site, weight in weights.items())
+    assert len(table.send()()) == 3
+    weights[Site("weight1", "parameter")].untyped_storage().resize_(0)
+    with pytest.warns(HookboardWarning, match="parameter of 'weight1' is switched off.*its memory has been freed"):
+        table.observe_all((site, weight, None) for site, weight in weights.items())
+    found = table.send()()
+    assert {site.name: found[site].statistics["mean"] for site in found} == {"weight0": 0.0, "weight2": 2.0}
 
 
 def test_packed_values_of_a_quantized_parameter_are_not_taken_for_numbers():

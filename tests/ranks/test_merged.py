@@ -87,7 +87,9 @@ def test_ranks_sample_the_same_channels_of_a_wide_layer(ran):
     size, kept = ran
     found = kept[0][0][0][WIDE]
     assert found.width == 14_336
-    np.testing.assert_allclose(found.channels, rows_of_channels(everyones(size, 0, WIDE), 1)[::14], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        found.channels, rows_of_channels(everyones(size, 0, WIDE), 1)[::14], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_a_histogram_that_a_rank_did_not_count_is_none(ran):

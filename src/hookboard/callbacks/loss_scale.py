@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import has_unscaled, scale_of
+from hookboard.base.torch_private import has_unscaled, scale_of, version_of
 from hookboard.measure import Readings, Table
 from hookboard.model.layouts import stored
 from hookboard.model.sites import ROLES, Site
@@ -34,6 +34,8 @@ class LossScale:
         self._overflowed: list[Tensor] = []
         self._has_backward = False
         self._lacks_backward = False
+        self._copied: tuple[Tensor, int, Tensor] | None = None
+        """The scaler's scale, the version that was copied, and the copy."""
 
     def before_backward(self) -> Tensor | None:
         """Note that Lightning's backward pass begins, and return the scale of its loss, see `in_force`."""
@@ -46,8 +48,17 @@ class LossScale:
         return scale_of(self._scaler)
 
     def in_force(self) -> Tensor | None:
-        """Return a copy of the current scale, shape (); None before the scaler has one."""
-        return None if self.current is None else self.current.detach().clone()
+        """Return a copy of the current scale, shape (); None before the scaler has one.
+
+        It is the same tensor until the scaler updates its scale.
+        """
+        current = self.current
+        if current is None:
+            return None
+        version = version_of(current)
+        if self._copied is None or self._copied[0] is not current or self._copied[1] != version:
+            self._copied = current, version, current.detach().clone()
+        return self._copied[2]
 
     def before_step(self, optimizer: Optimizer) -> Tensor | None:
         """Note whether a gradient of the optimizer is NaN or infinite.

@@ -58,6 +58,7 @@ class MeasurementState(StageState):
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end, as it may be tried again."""
         self.table.forget()
+        self.before.clear()
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
         """Replace the watched weights; return the name of each that differs, mapped to `new`, `replaced` or `gone`."""

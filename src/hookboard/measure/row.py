@@ -30,7 +30,7 @@ EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 
 MAX_CHANNEL_ROWS = 1024
 """Maximum number of channels of a tensor that get a row; of more, every k-th does. All ranks send these rows at a look:
-with all channels, 264 MB of a model with 8 billion parameters."""
+32 MB of a model with 8 billion parameters (`benchmarks/ranks.py`)."""
 
 
 class Moments(NamedTuple):

@@ -13,7 +13,7 @@ from hookboard.measure import native
 from hookboard.measure.by_torch import count_into, empty_rows, rows_of
 from hookboard.measure.card import has_kernels
 from hookboard.measure.histogram import BINS, shifted
-from hookboard.measure.row import FIELDS, WIDTH, channel_row_count, merge
+from hookboard.measure.row import FIELDS, WIDTH, channel_row_count, elements_in, merge
 from hookboard.model.sites import ROLES, Site
 
 _ABS_MEAN = FIELDS.index("abs_mean")
@@ -91,6 +91,11 @@ class Columns:
     dtypes: list[torch.dtype | None] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
 
+    def elements_of(self, number: int) -> float:
+        """Return how many values were measured of a site, finite or not."""
+        elements: float = elements_in(self.rows[number])
+        return elements
+
     def with_more(self, others: "Columns", numbers: Sequence[int]) -> "Columns":
         """Return these, and then some of others, by their numbers."""
         lists = ("slots", "own", "channels", "bins", "dtypes", "widths")
@@ -132,10 +137,12 @@ class Slab:
             return place
         rows = 1 + channel_row_count(width)
         if place is None or (rows > place.room and not place.has_rows):
-            place = self.places[slot] = Place(slot, self._used, rows, width)
-            self._used += rows
+            # More than is needed, where it has grown: what it leaves behind is then less than what it has.
+            room, bins = (rows, -1) if place is None else (max(rows, 2 * place.room), place.bins)
+            place = self.places[slot] = Place(slot, self._used, room, width, bins)
+            self._used += room
             self.rows = _grown(self.rows, self._used)
-            if slot.has_bins:
+            if slot.has_bins and bins < 0:
                 place.bins, self._used_bins = self._used_bins, self._used_bins + 1
                 self.bins = _grown(self.bins, self._used_bins)
         elif not place.has_rows:

@@ -142,7 +142,7 @@ class Statistic:
 
 
 def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
-    """Return what each statistic's function gives for a copy of the tensor, shape (statistics,), float64.
+    """Return what each statistic's function gives for a copy of the tensor, see `joined`, shape (statistics,), float64.
 
     Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself. torch's random states and the
     grad mode are restored afterwards.
@@ -151,7 +151,8 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
         ValueError: a function returned more than one number, or none.
         Exception: any error of a function.
     """
-    device, found = tensor.device, []
+    tensor, found = tensor.detach(), []
+    device = tensor.device
     accelerators, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
         for statistic in statistics:
@@ -161,7 +162,7 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
             number = torch.as_tensor(statistic.measure(given), dtype=torch.float64, device=device)
             if number.numel() != 1:
                 raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
-            found.append(number.detach().reshape(()))
+            found.append(number.detach().reshape(()) * (tensor.numel() if statistic.merge == "mean" else 1))
     return torch.stack(found)
 
 

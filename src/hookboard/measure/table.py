@@ -75,12 +75,16 @@ class Table:
     ) -> None:
         self.stage: Stage = stage
         self.scale: Tensor | None = None
-        """The scale that gradients carry now, shape (); readings are divided by it. None if they carry none."""
+        """The scale that gradients carry now, shape (); readings are divided by it. None if they carry none. While it
+        stays the same, so does this tensor."""
+        self._scales: list[Tensor] = []
+        """The scales that gradients of this step have carried."""
         self._plan, self._histogram, self._channels = plan, histogram, channels
         self._slots: dict[Site, Slot] = {}
         self._main = Slab(measuring_device(device), with_abs_mean=plan.with_abs_mean)
-        self._slabs = {(self._main.device, False): self._main}
-        """By device, and whether they are of gradients that carry a loss scale. A model may span several devices."""
+        self._slabs = {(self._main.device, 0): self._main}
+        """By device, and the number of the loss scale that gradients carry, see `_number_of`. A model may span several
+        devices, and the scale may change within a step."""
         self._lock = threading.RLock()
         """Held while a tensor is measured, and while all is taken: it is wholly in this step or wholly in the next."""
         self._agreement = None if ranks is None else Agreement(ranks, plan)
@@ -137,6 +141,7 @@ class Table:
     def forget(self) -> None:
         """Drop what was measured since the last `send`. It does not wait for the device."""
         with self._lock:
+            self._scales.clear()
             for slab in self._slabs.values():
                 slab.forget()
 
@@ -156,6 +161,7 @@ class Table:
         with self._lock:
             main = self._main.send(given)
             others = [slab.send(()) for slab in self._slabs.values() if slab is not self._main]
+            self._scales.clear()
         if self._main.device.type == "cpu":
             report_missing_kernel()
 
@@ -187,7 +193,7 @@ class Table:
 
     def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, jobs: Jobs | None) -> None:
         scale = self.scale if slot.traits.is_gradient else None
-        key = _key_of(tensor, minus, scale is not None)
+        key = _key_of(tensor, minus, self._number_of(scale))
         reader = slot.readers.get(key)
         if reader is None:
             self._measure_anew(slot, tensor, minus, scale, key)
@@ -205,14 +211,18 @@ class Table:
             waiting[slot] = job
 
     def _launch(self, jobs: Jobs) -> None:
-        """Measure what waits for a common launch, and forget it."""
+        """Measure what waits for a common launch, and forget it; on the host one by one: an error is of one tensor."""
         for slab, waiting in jobs.items():
             given = [*waiting.values()]
             waiting.clear()
-            try:
-                slab.measure(given)
-            except Exception as error:  # the training goes on without them
-                self.switch_off([place.slot.site for place, *_ in given], error)
+            for together in [[job] for job in given] if slab.device.type == "cpu" else [given]:
+                self._measure_together(slab, together)
+
+    def _measure_together(self, slab: Slab, jobs: list[tuple[Place, Any, Tensor, Tensor | None]]) -> None:
+        try:
+            slab.measure(jobs)
+        except Exception as error:  # the training goes on without them
+            self.switch_off([place.slot.site for place, *_ in jobs], error)
 
     def _note(self, slot: Slot, place: Place, tensor: Tensor, scale: Tensor | None) -> None:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
@@ -220,7 +230,6 @@ class Table:
             slot.dtype = tensor.dtype
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
             own = own_numbers(self._plan.own, tensor if scale is None else tensor.float() / scale)
-            own = own * own.new_tensor([tensor.numel() if s.merge == "mean" else 1 for s in self._plan.own])
             place.own = own if place.own is None else joined(self._plan.own, place.own, own)
 
     def _measure_anew(
@@ -290,16 +299,26 @@ class Table:
             return
         of_all = form_of(numbers, None)
         if key is not None:
-            slot.readers[key] = Reader(slab, place.width, form, of_all)
+            # Not the width of the place: other tensors of the step may have another.
+            slot.readers[key] = Reader(slab, 0 if dim is None else numbers.shape[dim], form, of_all)
         slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
 
     def _slab(self, device: torch.device, scale: Tensor | None) -> Slab:
         """Return the slab of a device; adds it if it is not there yet. What carries a loss scale has one of its own."""
-        key = device, scale is not None
+        key = device, self._number_of(scale)
         if key not in self._slabs:
             self._slabs[key] = Slab(device, with_abs_mean=self._plan.with_abs_mean)
         self._slabs[key].scale = scale
         return self._slabs[key]
+
+    def _number_of(self, scale: Tensor | None) -> int:
+        """Return the number of a scale among those of this step, counted from 1; 0 for none."""
+        if scale is None:
+            return 0
+        number = next((number for number, known in enumerate(self._scales, 1) if known is scale), 0)
+        if not number:
+            self._scales.append(scale)
+        return number or len(self._scales)
 
     def _joined(self, columns: Columns, others: Columns) -> Columns:
         """Add what is in another slab; a site that is in both has the row of all its tensors together."""
@@ -309,9 +328,17 @@ class Table:
             if slot in places:
                 place = places[slot]
                 row, other = torch.from_numpy(columns.rows[[place]]), torch.from_numpy(others.rows[[number]])
-                columns.rows[place], columns.channels[place] = merge(row, other).numpy()[0], None
-                if (more := others.own[number]) is not None and (own := columns.own[place]) is not None:
-                    columns.own[place] = joined(self._plan.own, torch.from_numpy(own), torch.from_numpy(more)).numpy()
+                elements, more_elements = columns.elements_of(place), others.elements_of(number)
+                columns.rows[place] = merge(row, other).numpy()[0]
+                if not elements:
+                    columns.channels[place], columns.widths[place] = others.channels[number], others.widths[number]
+                elif more_elements:
+                    both = columns.channels[place], others.channels[number]
+                    columns.channels[place] = _joined_channels(*both, columns.widths[place] == others.widths[number])
+                if (more := others.own[number]) is not None:
+                    own = columns.own[place]
+                    own = more if own is None else joined(self._plan.own, *map(torch.from_numpy, (own, more))).numpy()
+                    columns.own[place] = own
                 if (counts := others.bins[number]) is not None:
                     columns.bins[place] = counts + (0 if columns.bins[place] is None else columns.bins[place])
         return columns.with_more(others, new)
@@ -363,11 +390,18 @@ def moments_of(tensor: Tensor) -> Moments:
     return table.send()()[site].moments
 
 
-def _key_of(tensor: Tensor, minus: Tensor | None, is_scaled: bool) -> object:
+def _joined_channels(channels: Any, others: Any, are_alike: bool) -> Any:
+    """Return the rows of the channels of two slabs together; None if one has none, or if they are not the same."""
+    if channels is None or others is None or not are_alike:
+        return None
+    return merge(torch.from_numpy(channels), torch.from_numpy(others)).numpy()
+
+
+def _key_of(tensor: Tensor, minus: Tensor | None, scale: int) -> object:
     """Return what decides how a tensor is read; None for one that is not plain."""
     if not is_plain(tensor):
         return None
-    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), is_scaled
+    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), scale
     if minus is None:
         return key
     return (key, minus.shape, minus.stride(), minus.dtype, minus.device) if is_plain(minus) else None
