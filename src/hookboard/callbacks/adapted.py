@@ -21,6 +21,8 @@ class AdaptedWeights:
     def __init__(self) -> None:
         self._adapters: list[Adapter] = []
         self._before: dict[str, Tensor] = {}
+        self.factors: frozenset[str] = frozenset()
+        """The factors whose product was measured in the due step, by name."""
 
     def keep(self, adapters: Sequence[Adapter], weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
         """Compute the products before an optimizer steps; only the first call in a step has an effect.
@@ -40,19 +42,18 @@ class AdaptedWeights:
                 stepped[one.weight.name] = how
         self._before = self._products(weights)
 
-    def measure(self, table: Table, weights: Mapping[str, Weight]) -> frozenset[str]:
-        """Measure the frozen weights and their updates after the optimizers have stepped; return the factors' names."""
+    def measure(self, table: Table, weights: Mapping[str, Weight]) -> None:
+        """Measure the frozen weights and their updates after the optimizers have stepped."""
         for name, after in self._products(weights).items():
             whole = weights[name].parameters[0].detach()[:: _every(weights[name])]
             update = Site(name, "parameter_update"), after, self._before[name]
             table.observe_all([(Site(name, "parameter_before"), whole, None), update])
-        factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
-        self.forget()
-        return factors
+        self.factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
+        self._adapters, self._before = [], {}
 
     def forget(self) -> None:
-        """Drop what was kept in a step that did not end."""
-        self._adapters, self._before = [], {}
+        """Begin a due step; what was kept in one that did not end is dropped."""
+        self._adapters, self._before, self.factors = [], {}, frozenset()
 
     def _products(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
         """Return the sum of what all adapters add to a frozen weight, by its name."""

@@ -443,8 +443,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)
         if state.steps.adapters:
-            found = state.steps.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
-            state.factors = found or frozenset()
+            state.steps.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         if state.stage == "train":
@@ -487,7 +486,13 @@ class HealthMonitor(SiteLogger[HealthState]):
         frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled = state.loss_scale is not None
         look = Look(
-            step, state.batch_idx, {}, stepped=stepped, frozen=frozen, is_scaled=is_scaled, factors=state.factors
+            step,
+            state.batch_idx,
+            {},
+            stepped=stepped,
+            frozen=frozen,
+            is_scaled=is_scaled,
+            factors=state.adapted.factors,
         )
         sent = self._send(loop, state, _joined(along, loop.device))
 
@@ -590,8 +595,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         """Judge the whole training unless `stop_on` ended it."""
         if state.stage != "train":
             return
-        waiting = state.losses.take()
-        losses = waiting.read([] if waiting.waiting is None else waiting.waiting.tolist())
+        rest = state.losses.take()
+        losses = rest.read([] if rest.waiting is None else rest.waiting.tolist())
         losses = [] if state.is_ending else losses
         events = [*state.new_events(), *state.late_events(losses)]
         if self._ranks is not None:  # which tell at looks only what has happened

@@ -43,7 +43,6 @@ class HealthState(MeasurementState):
         told: number of NaN or Inf that have been reported.
         steps: reads the first training step, and watches later ones.
         adapted: measures what adapters add to frozen weights.
-        factors: the factors of adapters whose product was measured at the latest due step, by name.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
         is_ending: whether an alarm has ended the fit.
         is_asked_of_all: with several ranks, whether any asked at the last look to end the fit.
@@ -72,7 +71,6 @@ class HealthState(MeasurementState):
     told: int = 0
     steps: StepWatch = field(default_factory=StepWatch)
     adapted: AdaptedWeights = field(default_factory=AdaptedWeights)
-    factors: frozenset[str] = frozenset()
     earlier: frozenset[tuple[str, str]] = frozenset()
     is_ending: bool = False
     is_asked_of_all: bool = False
