@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from hookboard.measure.packet import sent_together
 from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.measure.slab import sent_together
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
@@ -41,7 +41,7 @@ def test_one_transfer_for_each_callback_and_due_step(tmp_path, histogram, monkey
             others.append(self)
         return to_cpu(self, *args, **kwargs)
 
-    monkeypatch.setattr("hookboard.measure.store.sent_together", counted)
+    monkeypatch.setattr("hookboard.measure.slab.sent_together", counted)
     monkeypatch.setattr(torch.Tensor, "cpu", noticed)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), *everything(every_n_steps=2, histogram=histogram))
     assert others == []

@@ -29,6 +29,9 @@ _MIN, _MAX, _ABS_MEAN, _ZEROS, _COUNT = map(FIELDS.index, ("min", "max", "abs_me
 
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
+MOST_READERS = 256
+"""Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
+
 Jobs = dict[Slab, dict[Slot, tuple[Place, Any, Tensor, Tensor | None]]]
 """What waits for a common launch on each device, see `Slab.measure`."""
 
@@ -210,7 +213,7 @@ class Table:
             waiting[slot] = job
 
     def _launch(self, jobs: Jobs) -> None:
-        """Measure what waits for a common launch, and forget it; on the host one by one, as an error is of one tensor."""
+        """Measure what waits for a common launch, and forget it; on the host one by one: an error is of one tensor."""
         for slab, waiting in jobs.items():
             given = [*waiting.values()]
             waiting.clear()
@@ -299,6 +302,8 @@ class Table:
             return
         of_all = form_of(numbers, None)
         if key is not None:
+            if len(slot.readers) >= MOST_READERS:
+                slot.readers.clear()
             # Not the width of the place: other tensors of the step may have another.
             slot.readers[key] = Reader(slab, 0 if dim is None else numbers.shape[dim], form, of_all)
         slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
