@@ -249,7 +249,7 @@ class Table:
         # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
         has_channels = self._channels is not None and is_whole and is_plain(part) and not part.is_complex()
         dim = self._channels(slot.site, part) if self._channels is not None and has_channels else None
-        if minus is not None and not can_subtract(minus, part):
+        if minus is not None and (part.is_complex() or not can_subtract(minus, part)):
             wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
             part = part.to(wide) - local(minus).to(part.device, wide)
             minus = None
