@@ -115,7 +115,7 @@ def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeyp
     net = rows_by_width(16_384)
     kill(net[0], slice(1, None, 4))
     assert verdicts_of(Keeps(net, net[1])) == ()
-    assert "In 2 layers with more than 4,096 units, only every k-th unit was measured." in "\n".join(said)
+    assert "In 2 layers with more than 1,024 units, only every k-th unit was measured." in "\n".join(said)
 
 
 def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
