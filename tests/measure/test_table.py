@@ -15,6 +15,7 @@ from ways import measured as of_one_site
 
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import DERIVED, FORMULAS, MAX_CHANNEL_ROWS, Table, channel_stride, native, plan
+from hookboard.measure.table import MOST_READERS
 from hookboard.model.sites import Site
 
 AXES = {
@@ -221,6 +222,24 @@ def test_more_and_more_channels_do_not_leave_more_and_more_memory_behind():
     (slab,) = table._slabs.values()
     assert len(slab.rows) <= 4 * 400
     assert len(slab.bins) == 1
+
+
+def test_the_update_of_a_complex_parameter_is_the_modulus_of_the_difference():
+    table, site = Table(plan(["l2", "max"]), torch.device("cpu")), Site("weight", "parameter_update")
+    before = torch.complex(normal(7), normal(7, mean=3.0))
+    after = before + torch.complex(normal(7, std=1e-2), normal(7, std=0.1))
+    for _ in range(2):
+        table.observe_all([(site, after, before)])
+        assert_true(table.send()()[site].statistics, [(after - before).to(torch.complex128).abs()])
+
+
+def test_tensors_of_ever_new_sizes_leave_nothing_behind():
+    table = Table(plan("mean"), torch.device("cpu"))
+    for size in range(1, 2000):
+        table.open(SITE)(torch.ones(size))
+        assert table.send()()[SITE].moments.count == size
+    (slot,) = table._slots.values()
+    assert len(slot.readers) <= MOST_READERS
 
 
 def test_a_gradient_is_divided_by_the_scale_that_it_carries_while_the_scale_changes_within_a_step():

@@ -29,6 +29,9 @@ _MIN, _MAX, _ABS_MEAN, _ZEROS, _COUNT = map(FIELDS.index, ("min", "max", "abs_me
 
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
+MOST_READERS = 256
+"""Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
+
 Jobs = dict[Slab, dict[Slot, tuple[Place, Any, Tensor, Tensor | None]]]
 """What waits for a common launch on each device, see `Slab.measure`."""
 
@@ -246,7 +249,7 @@ class Table:
         # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
         has_channels = self._channels is not None and is_whole and is_plain(part) and not part.is_complex()
         dim = self._channels(slot.site, part) if self._channels is not None and has_channels else None
-        if minus is not None and not can_subtract(minus, part):
+        if minus is not None and (part.is_complex() or not can_subtract(minus, part)):
             wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
             part = part.to(wide) - local(minus).to(part.device, wide)
             minus = None
@@ -299,6 +302,8 @@ class Table:
             return
         of_all = form_of(numbers, None)
         if key is not None:
+            if len(slot.readers) >= MOST_READERS:
+                slot.readers.clear()
             # Not the width of the place: other tensors of the step may have another.
             slot.readers[key] = Reader(slab, 0 if dim is None else numbers.shape[dim], form, of_all)
         slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
