@@ -25,6 +25,7 @@ RUN_IN_THE_STEP = {
     "a callback that runs the model before the optimizer step",
 }
 """In manual optimization these calls are made inside the training step."""
+RUN_BEFORE_IT = {"a callback that runs the model at the start of a batch"}
 ENCODERS = {*ENCODER, "a pre norm transformer encoder with padding"}
 MADE_BEFORE = {"a sanity check and validation after two batches"} | LR_FINDER
 """What runs the model, and so has its graph made, before the callbacks that come later put their hooks on it."""
@@ -76,6 +77,7 @@ LIMITS: list[tuple[str, list[set[str]]]] = [
         [COMPILED, {"an Intervention that changes nothing"}, BFLOAT16 | FLOAT16 | {"bfloat16 weights"}],
     ),
     ("in a graph our hooks keep an encoder layer from its fused path", [ENCODERS, COMPILED, VALIDATED]),
+    ("in a step that is due our hooks keep an encoder layer from its fused path", [ENCODERS, RUN_IN_THE_STEP | RUN_BEFORE_IT]),
 ]
 """Why a run may differ beside hookboard where circumstances, one of each set, meet."""
 

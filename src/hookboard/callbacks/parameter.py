@@ -127,6 +127,6 @@ def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
         before = norm[found.places.rows("parameter_before", names)]
         return {
             "update_norm": norm,
-            "update_ratio": np.where(before == 0, np.where(norm == 0, math.nan, math.inf), norm / before),
+            "update_ratio": np.where(before == 0, np.where(norm > 0, math.inf, math.nan), norm / before),
             "unchanged_fraction": FORMULAS["zero_fraction"].value(moments),
         }

@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from combinations.case import Case, Circumstance, Student, batches, nothing, one_of
+from combinations.case import Case, Circumstance, Student, nothing, one_of
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-
-import hookboard.api
 
 no_other_callback = nothing("callback of others")
 
 
-IN_THE_MIDDLE = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+IN_THE_MIDDLE = ("on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """There calls of the model count as part of the step."""
 
 
@@ -105,30 +102,6 @@ class Copies(Callback):
 @one_of("callback of others")
 def a_callback_that_copies_callbacks_and_model(case: Case) -> None:
     case.others.append(Copies)
-
-
-class FitsInside(Callback):
-    """Fits another model with our callbacks that are in this Trainer, while this Trainer fits."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
-        ours = [each for each in given if isinstance(each, api_classes())]
-        quiet = {"enable_checkpointing": False, "enable_model_summary": False, "enable_progress_bar": False}
-        options = {"accelerator": "cpu", "max_steps": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
-        inner = Trainer(logger=False, callbacks=ours, **options, **quiet)  # type: ignore[arg-type]  # options of all types
-        inner.fit(Student(Case(self.case.folder, net=self.case.net)), DataLoader(batches(1, seed=3), batch_size=None))  # type: ignore[arg-type]  # a list will do
-
-
-def api_classes() -> tuple[type, ...]:
-    return tuple(each for each in vars(hookboard.api).values() if isinstance(each, type) and issubclass(each, Callback))
-
-
-@one_of("callback of others")
-def a_fit_inside_the_fit_with_the_same_callbacks(case: Case) -> None:
-    case.others.append(lambda: FitsInside(case))
 
 
 class Replaces(Callback):
