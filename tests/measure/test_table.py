@@ -344,5 +344,11 @@ def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
     assert found == pytest.approx(whole(torch.cat(parts).double()).item(), rel=1e-9)
 
 
+def test_a_statistic_of_ones_own_gets_a_detached_tensor_of_each_call():
+    mine = Statistic("mine", lambda x: float(x.numpy().max()), merge="max")
+    parts = [normal(5).requires_grad_() * 2 for _ in range(3)]
+    assert of_one_site(*parts, statistics=[mine]).statistics["mine"] == parts[0].max().item()
+
+
 def test_a_statistic_of_ones_own_of_an_empty_tensor_is_nan():
     assert math.isnan(of_one_site(torch.zeros(0), statistics=[NEAR_ZERO]).statistics["near_zero"])

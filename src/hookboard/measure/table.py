@@ -232,6 +232,7 @@ class Table:
         if not place.has_rows:
             slot.dtype = tensor.dtype
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
+            tensor = tensor.detach()
             own = own_numbers(self._plan.own, tensor if scale is None else tensor.float() / scale)
             place.own = own if place.own is None else joined(self._plan.own, place.own, own)
 
