@@ -77,7 +77,10 @@ LIMITS: list[tuple[str, list[set[str]]]] = [
         [COMPILED, {"an Intervention that changes nothing"}, BFLOAT16 | FLOAT16 | {"bfloat16 weights"}],
     ),
     ("in a graph our hooks keep an encoder layer from its fused path", [ENCODERS, COMPILED, VALIDATED]),
-    ("in a step that is due our hooks keep an encoder layer from its fused path", [ENCODERS, RUN_IN_THE_STEP | RUN_BEFORE_IT]),
+    (
+        "in a step that is due our hooks keep an encoder layer from its fused path",
+        [ENCODERS, RUN_IN_THE_STEP | RUN_BEFORE_IT],
+    ),
 ]
 """Why a run may differ beside hookboard where circumstances, one of each set, meet."""
 
