@@ -136,6 +136,8 @@ class HookboardCallback(Generic[W], Callback, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_busy = False
+        """Whether a batch is measured, or what was measured is still to be read; otherwise few events are told."""
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
         self._pending: list[_Pending] = []
@@ -380,6 +382,9 @@ class HookboardCallback(Generic[W], Callback, ABC):
                 self._do(state, when, getattr(self, method), loop, state, *given)
         if event == "end_evaluation":
             self._catch_up()
+        self.is_busy = bool(self._pending)
+        for state in self._live.values():
+            self.is_busy |= state.is_open
 
     def _open_training(self, loop: Loop, state: W) -> None:
         """Call `_begin_training`, then go on from the entry of a loaded checkpoint."""
@@ -612,6 +617,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
             when: the point of the run, used in the warning.
         """
         self._pending.append(_Pending(state, when, step, read))
+        self.is_busy = True
         if not self._reads_later:
             self.finish()
 

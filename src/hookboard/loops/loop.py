@@ -18,6 +18,9 @@ from hookboard.writers import write_rows
 _FIRST_PENDING = attrgetter("first_pending_step")
 
 
+_OF_BUSY_MEMBERS = {"before_backward", "after_backward", "before_optimizer_step", "end_batch", "leave_batch"}
+
+
 class Loop:
     """A run of a model: what callbacks can read of it, and how they take part in it.
 
@@ -108,9 +111,10 @@ class Loop:
         self.members[:] = [member for member in self.members if member is not callback]
 
     def tell(self, event: str, *given: Any) -> None:
-        """Tell all members an event, see `HookboardCallback`."""
+        """Tell all members an event, see `HookboardCallback`; in the middle of a batch those that take part in it."""
         for member in self.members:
-            member.hear(event, self, *given)
+            if member.is_busy or event not in _OF_BUSY_MEMBERS:
+                member.hear(event, self, *given)
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Tell all members to leave the batch before, and then that another begins.
