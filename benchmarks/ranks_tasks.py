@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.ranks import Ranks, connected
 from hookboard.callbacks.health_monitor import layers_in
-from hookboard.loops import StageState
+from hookboard.callbacks.health_state import HealthState
 from hookboard.measure import Table
 from hookboard.model.sites import Site
 from hookboard.writers import Loggers
@@ -237,7 +237,7 @@ class Monitor(HealthMonitor):
 
     def table(self, model: LightningModule, ranks: Ranks) -> Table:
         self._ranks = ranks
-        state = StageState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
+        state = HealthState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
         return self._table(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:
