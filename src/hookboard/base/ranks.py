@@ -186,22 +186,23 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
     )
 
 
-def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:
-    """Return the part of a tensor that this rank measures, so that all ranks together measure each element once.
+def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:
+    """Return the part of a tensor that this rank measures: of a DTensor its own, of others the whole.
 
-    A plain tensor that `is_replicated` is the same on all ranks, as a parameter is; otherwise it is of this rank's own
-    data. None if another rank measures it.
+    None if another rank measures it, so that all ranks together measure each element of a DTensor once.
+
+    Args:
+        tensor: the tensor.
+        of_parameter: whether it is one of a parameter, of which only one mesh measures its own.
 
     Raises:
         RuntimeError: a DTensor holds partial sums. Adding them up takes a collective in the middle of the model, which
             would hang the training if one rank has stopped measuring.
     """
-    if type(tensor) is Tensor:  # nearly all are; to ask for the others costs more than all that follows here
-        return None if is_replicated and rank else tensor
     if not isinstance(tensor, DTensor):
-        return None if is_replicated and rank else waited(tensor)
+        return waited(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements
-    if is_replicated and 0 not in mesh.mesh:
+    if of_parameter and 0 not in mesh.mesh:
         return None
     if any(placement.is_partial() for placement in placements):
         raise RuntimeError("the tensor holds partial sums, which can be read only by all ranks together")

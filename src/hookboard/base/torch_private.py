@@ -367,15 +367,6 @@ def waited(tensor: Tensor) -> Tensor:
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
-def keep_for_stream(tensor: Tensor) -> None:
-    """Have memory, once it is freed, be given to nobody before the current stream has done with it.
-
-    Otherwise torch gives it to the stream on which it was made, at once.
-    """
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 def stream_number(device: torch.device) -> int:
     """Return the number of the current stream of a CUDA device, as Triton asks for it: an object would take longer."""
     index = torch.cuda.current_device() if device.index is None else device.index

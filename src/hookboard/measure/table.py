@@ -241,7 +241,7 @@ class Table:
     ) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
         tensor = tensor.detach() if tensor.requires_grad else tensor
-        part = own_part(tensor, is_replicated=slot.traits.of_parameter, rank=0)
+        part = own_part(tensor, of_parameter=slot.traits.of_parameter)
         if part is None:
             return
         is_whole = part is tensor
