@@ -49,21 +49,21 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 90,
-    "callbacks": 2735,
-    "loops": 1243,
-    "experiments": 721,
+    "callbacks": 2493,
+    "loops": 1050,
+    "experiments": 713,
     "board": 1390,
     "board/beside_script": 82,
-    "comparing": 1126,
-    "capturing": 876,
-    "tracing": 4688,
-    "health": 2286,
-    "health/rules": 2692,
+    "comparing": 1125,
+    "capturing": 866,
+    "tracing": 4671,
+    "health": 2247,
+    "health/rules": 2689,
     "writers": 323,
-    "measure": 3917,
+    "measure": 2639,
     "images": 678,
-    "model": 988,
-    "base": 1221,
+    "model": 787,
+    "base": 843,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""
