@@ -1,6 +1,7 @@
 """A fit that is continued from a checkpoint logs at the same steps, and is judged by all its losses."""
 
 import math
+import time
 import warnings
 
 import pytest
@@ -207,6 +208,7 @@ def two_runs(request, tmp_path_factory):
         # The second part ends what the first one has begun to measure.
         saves = ModelCheckpoint(folder, filename="middle", every_n_train_steps=15)
         trainer(folder / "two", *loggers(), saves, **options, max_steps=19).fit(Pictured(), Loader(), validation())
+        time.sleep(1)  # TensorBoard reads the files of a second by their names, the tenth before the ninth
         again = trainer(folder / "two", *loggers(), **options)
         again.fit(Pictured(), Loader(), validation(), ckpt_path=folder / "middle.ckpt")
     return folder / "whole", folder / "two"
@@ -236,7 +238,6 @@ def test_the_tab_shows_each_step_of_both_files_once(two_runs):
         for series in run["series"]:
             given = {"run": ".", "series": series["id"], "columns": 64}
             expected, found = one.ask("map", **given)[1], other.ask("map", **given)[1]
-            if not series["id"].startswith("health/"):  # of the monitor the last record counts
-                assert found["steps"] == expected["steps"]
-                assert found["values"] == expected["values"]
+            assert found["steps"] == expected["steps"]
+            assert found["values"] == expected["values"]
         assert other.ask("run", run=".")[1]["layers"] == run["layers"]

@@ -24,7 +24,7 @@ LAYERS = "hookboard/layers"
 """The tag of a `LayersRecord` is this, a slash and the name of the callback."""
 
 HEALTH = "hookboard/health"
-"""The tag of a `HealthRecord`."""
+"""The tag of a `HealthRecord`; of a fit that is resumed, a slash and its first step follow."""
 
 LOSS = "health/loss"
 """The tag of the loss that HealthMonitor has measured, a scalar."""
@@ -127,8 +127,11 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
         raise ValueError(f"not a record of layers: {error!r}") from error
 
 
-def health_record(strings: Sequence[bytes]) -> HealthRecord:
-    """Read a `HealthRecord` from its strings; ValueError if they are damaged, another record, or of a newer version."""
+def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRecord:
+    """Read a `HealthRecord` from its strings; ValueError if they are damaged, another record, or of a newer version.
+
+    Without `has_values` its `values` are left out, which takes a fraction of the time.
+    """
     given = _read(strings)
     try:
         layers, steps = _names(given["layers"]), tuple(map(as_int64, given["steps"]))
@@ -136,22 +139,13 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         if claimed > max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * stored):
             raise ValueError(f"its values would take {claimed} bytes, but the record holds only {stored}")
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
-        values = dict(zip(map(str, given["values"]), columns, strict=True))
+        values = dict(zip(map(str, given["values"]), columns, strict=True)) if has_values else {}
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
         cards = _cards(given.get("cards"), len(verdicts))
         every_n_steps, headline = as_int64(given["every_n_steps"]), str(given["headline"])
         shows, texts = str(given.get("shows", "")), tuple(map(str, given.get("texts", ())))
         is_over = bool(given.get("is_over"))
         return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
-    except _NOT_OURS as error:
-        raise ValueError(f"not a record of health: {error!r}") from error
-
-
-def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
-    """Read of a `HealthRecord` the severity of each verdict and `is_over`; ValueError as in `health_record`."""
-    given = _read(strings)
-    try:
-        return [str(verdict["severity"]) for verdict in given["verdicts"]], bool(given.get("is_over"))
     except _NOT_OURS as error:
         raise ValueError(f"not a record of health: {error!r}") from error
 

@@ -16,11 +16,10 @@ from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from hookboard.base.messages import HookboardWarning
-from hookboard.base.records import HEALTH
 from hookboard.base.rule_texts import explained, more_on, sections
 from hookboard.board.board import Board
 from hookboard.board.folders import open_folders
-from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
+from hookboard.board.logged_run import LoggedRun, health_tags, loss_tag, natural_key
 from hookboard.board.one_file import page_of
 from hookboard.model.patterns import is_pattern
 
@@ -243,7 +242,7 @@ def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str, list[str]]:
         found = {kind: Counter(v["rule"] for v in run.health.verdicts if v["severity"] == kind) for kind in SEVERITIES}
         counts = [counted.total() for counted in found.values()]
         (alarms, notes), rank = map(str, counts), (False, *(-count for count in counts), natural_key(name))
-        seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[HEALTH].wall_time))
+        seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[health_tags(looks)[-1]].wall_time))
         said = [f"{kind}: {', '.join(map(_counted, counted.items()))}" for kind, counted in found.items() if counted]
         rules = _wrapped("; ".join(said), " " * 7)
     tag = loss_tag(source.last_scalars(name).get(name, {}))

@@ -18,10 +18,10 @@ from hookboard.base.records import (
     LayerFacts,
     LayersRecord,
     as_int64,
-    health_outline,
     health_record,
     layers_record,
 )
+from hookboard.board.resumed import joined
 from hookboard.board.source import LastPoint, Source
 from hookboard.model.sites import MODEL, ROLES, Stage, Tag, read_scalar_tag
 
@@ -213,15 +213,11 @@ def summary_of(
         max(last.step for last in lasts),
         scalars[tag].value if tag else None,
     )
-    if HEALTH not in records:
+    health = joined(_record(source, name, tag, has_values=False) for tag in health_tags(records))
+    if health is None:  # where a record cannot be read, the warnings of the run itself say so
         return summary
-    try:
-        points = source.tensors(name, [HEALTH], PLUGIN, 1).get(HEALTH)
-        severities, is_over = health_outline(_strings(points[-1][1]) if points else [])
-    except (ValueError, TypeError):  # the warnings of the run itself say so
-        return summary
-    alarms = severities.count("alarm")
-    return replace(summary, alarms=alarms, notes=len(severities) - alarms, is_over=is_over)
+    alarms = sum(verdict["severity"] == "alarm" for verdict in health.verdicts)
+    return replace(summary, alarms=alarms, notes=len(health.verdicts) - alarms, is_over=health.is_over)
 
 
 MAX_RECORDS = 100
@@ -346,34 +342,42 @@ def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
     )
 
 
+def health_tags(records: Mapping[str, LastPoint]) -> list[str]:
+    """Return the tags of the health records of a run, one for each of its fits, in the order of their last points."""
+    return sorted(filter(_is_of_health, records), key=lambda tag: records[tag].wall_time)
+
+
 def _records(
-    source: Source, run: str, tags: Iterable[str]
+    source: Source, run: str, records: Mapping[str, LastPoint]
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
     """Read at most MAX_RECORDS records of a run, and return warnings about those that were not read."""
-    wanted = sorted(tag for tag in tags if _is_record(tag))
+    wanted = [*health_tags(records), *sorted(tag for tag in records if tag.startswith(f"{LAYERS}/"))]
     read = [_record(source, run, tag) for tag in wanted[:MAX_RECORDS]]
     warnings = [one for one in read if isinstance(one, str)]
     if rest := wanted[MAX_RECORDS:]:
         warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records were read; skipped: {listed(rest, 3)}.")
-    health = next((one for one in read if isinstance(one, HealthRecord)), None)
-    return [one for one in read if isinstance(one, LayersRecord)], health, warnings
+    return [one for one in read if isinstance(one, LayersRecord)], joined(read), warnings
 
 
-def _record(source: Source, run: str, tag: str) -> LayersRecord | HealthRecord | str:
+def _record(source: Source, run: str, tag: str, has_values: bool = True) -> LayersRecord | HealthRecord | str:
     """Read the last record of a tag; return a sentence if it cannot be read."""
     try:
         points = source.tensors(run, [tag], PLUGIN, 1).get(tag)
         strings = _strings(points[-1][1]) if points else []
-        if tag != HEALTH:
+        if not _is_of_health(tag):
             return layers_record(strings)
-        record = health_record(strings)
+        record = health_record(strings, has_values)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         return f"The record {tag!r} cannot be read ({error}); everything else is shown."
 
 
 def _is_record(tag: str) -> bool:
-    return tag == HEALTH or tag.startswith(f"{LAYERS}/")
+    return _is_of_health(tag) or tag.startswith(f"{LAYERS}/")
+
+
+def _is_of_health(tag: str) -> bool:
+    return tag == HEALTH or tag.startswith(f"{HEALTH}/")
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -338,7 +338,10 @@ class RunRecord:
             return {}
         try:
             shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
-            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows, is_over).strings()}
+            record = _record_of(run, verdicts, self._every_n_steps or 1, shows, is_over)
+            # The record of a resumed fit does not replace the one of the steps before.
+            first = run.first.step if run.first else 0
+            return {f"{HEALTH}/{first}" if first else HEALTH: record.strings()}
         except Exception as error:  # only the tab lacks it; the page is still written
             self._is_off = True
             warn_switched_off("the health record for the TensorBoard tab", error)
