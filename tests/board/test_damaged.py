@@ -83,11 +83,6 @@ def test_a_record_that_is_still_being_written_is_no_damage(both):
         assert open_folders([both])[1] == [f"{both.name}/sick"]
 
 
-def test_a_pipe_that_is_named_like_an_event_file_is_not_waited_for(both):
-    os.mkfifo(both / "bad" / NAME)
-    assert names_with_warning(both, r"bad was left out") == [f"{both.name}/sick"]
-
-
 def test_a_folder_that_may_not_be_read_leaves_the_others(both, monkeypatch):
     scandir = os.scandir
 

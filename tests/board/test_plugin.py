@@ -106,7 +106,7 @@ def test_an_empty_log_directory_says_what_to_do(tmp_path):
     with logs.slow(tmp_path) as board:
         status, answer = board.ask("runs")
     assert (status, answer["runs"]) == (200, [])
-    assert "holds no runs yet" in answer["hint"]
+    assert "point TensorBoard's --logdir" in answer["hint"]
     assert not board.plugin.is_active()
 
 

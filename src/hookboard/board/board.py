@@ -226,13 +226,10 @@ def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | 
 MAX_CELLS = 4_000_000
 """Maximum number of cells of a map: rows that share no step have far more cells than values."""
 
-NO_RUNS_HINT = (
-    "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
-    "Trainer(callbacks=[HealthMonitor()]), and point TensorBoard's --logdir at its log directory."
-)
 NO_DATA_HINT = (
     "No run in the log directory has data from hookboard. Add one of its callbacks to the Trainer, for example "
-    "Trainer(callbacks=[HealthMonitor()]), and train with a TensorBoardLogger."
+    "Trainer(callbacks=[HealthMonitor()]), train with a TensorBoardLogger, and point TensorBoard's --logdir at its log "
+    "directory."
 )
 
 Answer = dict[str, Any]
@@ -260,8 +257,7 @@ class Board:
             if is_of_hookboard(ours, kept):
                 said = self._summary(name, ours, kept)
                 found.append({**vars(said), "loss": None if said.loss is None else json_numbers([said.loss])[0]})
-        hint = "" if found else NO_DATA_HINT if self.source.runs() else NO_RUNS_HINT
-        return {"runs": found, "hint": hint, "now": int(time.time())}
+        return {"runs": found, "hint": "" if found else NO_DATA_HINT, "now": int(time.time())}
 
     def _summary(self, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> RunSummary:
         return self._cache.get(
