@@ -72,7 +72,7 @@ def by_kernel(tensor, dim=None, counts=None, minus=None):
 
 def statistics(row):
     """The statistics that follow from a row."""
-    moments = Moments(*np.array(row)[:WIDTH])
+    moments = Moments(*torch.as_tensor(row, dtype=torch.float64).numpy()[:WIDTH])
     with np.errstate(all="ignore"):
         return {name: float(formula.value(moments)) for name, formula in FORMULAS.items()}
 

@@ -330,7 +330,7 @@ def test_a_ready_table_measures_other_tensors_of_the_same_forms(small_tiles, mon
 
 def table(channels=None, **options):
     mine = Table(ALL, torch.device("cpu"), histogram=True, channels=channels, **options)
-    assert mine._main.arena is not None
+    assert mine._main.kernel is on_gpu
     return mine
 
 

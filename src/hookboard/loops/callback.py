@@ -591,7 +591,8 @@ class HookboardCallback(Generic[W], Callback, ABC):
         else:
             self._leave_ranks()
         for each in ended:
-            self._leave(each)
+            with suppress(Exception):  # the error that has ended the stage may occur here too
+                self._leave(each)
             each.remove_hooks()
 
     def _leave_ranks(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure.by_torch import as_float, empty_rows, rows_of
-from hookboard.measure.card import measuring_device, needs_host
+from hookboard.measure.card import has_kernels, measuring_device, needs_host
 from hookboard.measure.histogram import Histogram, histograms
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.native import report_missing_kernel
@@ -218,7 +218,7 @@ class Table:
         for slab, waiting in jobs.items():
             given = [*waiting.values()]
             waiting.clear()
-            for together in [[job] for job in given] if slab.device.type == "cpu" else [given]:
+            for together in [given] if has_kernels(slab.device) else [[job] for job in given]:
                 self._measure_together(slab, together)
 
     def _measure_together(self, slab: Slab, jobs: list[tuple[Place, Any, Tensor, Tensor | None]]) -> None:
