@@ -58,14 +58,7 @@ class Clock:
             finally:
                 self.is_running = False
 
-        # By the owner of a hook the stages of a callback find the one that they share, and its place among others.
-        if hasattr(function, "__self__"):
-            timed.__self__ = function.__self__
         return timed
-
-
-POINTS = ("on_", "begin_", "before_", "after_", "leave_", "end_")
-"""How the methods begin that are called at each point of a run."""
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -99,13 +92,14 @@ class Steps(Callback):
 def time_hooks(callbacks: list[Callback], clock: Clock) -> None:
     for callback in callbacks:
         for name in dir(callback):
-            if name.startswith(POINTS) and not name.endswith("fit_start"):
+            if name == "hear" or (name.startswith("on_") and not name.endswith("fit_start")):
                 setattr(callback, name, clock.timed(getattr(callback, name)))
     for owner, name in ((nn.Module, "register_forward_hook"), (Tensor, "register_hook")):
         register = getattr(owner, name)
 
         def timed(self: Any, hook: Any, *args: Any, register: Any = register, **kwargs: Any) -> Any:
-            is_ours = (getattr(hook, "__module__", None) or type(hook).__module__).startswith("hookboard")
+            function = getattr(hook, "func", hook)  # of a partial
+            is_ours = (getattr(function, "__module__", None) or type(function).__module__).startswith("hookboard")
             return register(self, clock.timed(hook) if is_ours else hook, *args, **kwargs)
 
         setattr(owner, name, timed)
