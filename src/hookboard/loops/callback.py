@@ -77,7 +77,9 @@ _EVENTS = {
 """The method that is called at an event for the running stage, and how a warning about an error in it says when."""
 
 _OF_ALL_STAGES = {"begin_training", "leave_batch", "end_training"}
+"""The events that go to the states of all stages; the others go to that of the running one."""
 _OF_CALLED_BATCHES = {"before_backward", "after_backward", "before_optimizer_step"}
+"""The events that a callback needs only in a batch of which it was told that it began."""
 
 
 class NothingToShowError(ValueError):

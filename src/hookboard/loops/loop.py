@@ -17,8 +17,8 @@ from hookboard.writers import write_rows
 
 _FIRST_PENDING = attrgetter("first_pending_step")
 
-
 _OF_BUSY_MEMBERS = {"before_backward", "after_backward", "before_optimizer_step", "end_batch", "leave_batch"}
+"""The events that only members need which measure the batch, or have still to read what they measured."""
 
 
 class Loop:

@@ -8,7 +8,7 @@ import torch
 
 from hookboard.base.ranks import Ranks
 from hookboard.measure.histogram import BINS
-from hookboard.measure.row import EMPTY, channel_row_count, elements_in, merge_over
+from hookboard.measure.row import EMPTY, NONFINITE, channel_row_count, elements_in, merge_over
 from hookboard.measure.slab import Columns, Slot
 from hookboard.measure.statistics import Plan
 from hookboard.model.sites import Site
@@ -47,7 +47,7 @@ class Agreement:
         """
         own = {slot.site: number for number, slot in enumerate(columns.slots) if slot.is_shared}
         new = {site: extent for site, number in own.items() if self._lacks(site, extent := _extent(columns, number))}
-        has_nonfinite = bool(columns.rows[[*own.values()], 5:8].any())
+        has_nonfinite = bool(columns.rows[[*own.values()], NONFINITE].any())
         told = torch.tensor([bool(new), has_nonfinite, *flags], dtype=torch.float64, device="cpu")
         is_new, has_nonfinite, *flags = self._ranks.max(told).tolist()
         if is_new:
@@ -67,7 +67,8 @@ class Agreement:
         self, columns: Columns, own: Mapping[Site, int], slots: dict[Site, Slot], *, with_nonfinite: bool
     ) -> Columns:
         starts = np.cumsum([0, *(1 + channel_row_count(width) for width, _, _ in self._extents.values())])
-        rows, counted = np.tile(EMPTY, (starts[-1], 1)), [site for site, extent in self._extents.items() if extent[1]]
+        with_bins = (site for site, (_, has_bins, _) in self._extents.items() if has_bins)
+        rows, counted = np.tile(EMPTY, (starts[-1], 1)), {site: place for place, site in enumerate(with_bins)}
         bins, numbers = np.zeros((len(counted), BINS)), np.tile(self._plan.neutral, (len(self._extents), 1))
         for place, (site, (width, has_bins, _)) in enumerate(self._extents.items()):
             start, end = starts[place], starts[place + 1]
@@ -82,7 +83,7 @@ class Agreement:
                     rows[start + 1 : end, 0] = math.nan  # what it lacks is unknown, not empty
                 if has_bins and elements_in(columns.rows[number]):
                     counts = columns.bins[number]
-                    bins[counted.index(site)] = math.nan if counts is None else counts
+                    bins[counted[site]] = math.nan if counts is None else counts
                 if (measured := columns.own[number]) is not None:
                     numbers[place] = measured
         with_abs_mean = self._plan.with_abs_mean  # columns without content are not sent: channels have many rows
@@ -102,7 +103,7 @@ class Agreement:
             is_known = len(channels) and not np.isnan(channels[0, 0]) and elements_in(rows[start])
             found.slots.append(slots[site])
             found.channels.append(channels if is_known else None)
-            counts = bins[counted.index(site)] if has_bins else None
+            counts = bins[counted[site]] if has_bins else None
             found.bins.append(None if counts is None or np.isnan(counts[0]) else counts)
             found.own.append(numbers[place] if self._plan.own else None)
             found.dtypes.append(dtype if number is None else columns.dtypes[number])

@@ -25,6 +25,9 @@ A row has means instead of sums, so that no column exceeds the largest value and
 
 WIDTH = len(FIELDS)
 
+NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
+"""The columns that count what is not finite."""
+
 EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 """The row of a tensor without elements."""
 
@@ -75,7 +78,7 @@ class Moments(NamedTuple):
 
 def elements_in(rows: Rows) -> Rows:
     """Return how many values each row describes, finite or not: shape (...) for rows of shape (..., WIDTH or more)."""
-    elements: Rows = rows[..., 0] + rows[..., 5:8].sum(-1)
+    elements: Rows = rows[..., 0] + rows[..., NONFINITE].sum(-1)
     return elements
 
 
@@ -116,7 +119,7 @@ def merge_over(ranks: Ranks, rows: Tensor, *, with_abs_mean: bool = True, with_n
     merged[:, 0], merged[:, 4], merged[:, 1:2] = sums[:, 0], sums[:, 1], sums[:, 2:3] / at_least_one
     merged[:, 3:4] = sums[:, 3:4] / at_least_one if with_abs_mean else math.nan
     if with_nonfinite:
-        merged[:, 5:8] = sums[:, -3:]
+        merged[:, NONFINITE] = sums[:, -3:]
     squares = ranks.sum(count * (rows[:, 2:3].square() + (mean - merged[:, 1:2]).square()))
     merged[:, 2:3] = (squares / at_least_one).sqrt()
     merged[:, 8], merged[:, 9] = -ends[:, 0], ends[:, 1]
