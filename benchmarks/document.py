@@ -20,11 +20,14 @@ from lightning.pytorch.loggers import Logger
 
 from hookboard.base.rule_texts import PAGE, sections
 from hookboard.callbacks.pictures import PictureLogger
-from hookboard.capturing import EditRule
-from hookboard.loops import HookboardCallback
-from hookboard.measure import DERIVED, FORMULAS
+from hookboard.capturing.edits import EditRule
+from hookboard.loops.callback import HookboardCallback
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.statistics import FORMULAS
 
 ROOT = Path(__file__).parents[1]
+
+API = ROOT / "src/hookboard/api.py"
 
 RULES_PAGE = PAGE.relative_to(ROOT).as_posix()
 """The rules in words, for `hookboard explain`; docs/rules.md is a copy of it."""
@@ -173,30 +176,25 @@ def written() -> dict[str, str]:
     return texts | {"docs/rules.md": texts[RULES_PAGE]}
 
 
-def missing_exports() -> dict[str, dict[str, str]]:
-    """What is public and not exported yet: file to name to the module that has it."""
-    faces = {package: classes(package, base) for package, base in (CALLBACKS, EDITS, LOGGERS)}
-    wanted = {f"src/{package.replace('.', '/')}/__init__.py": names for package, names in faces.items()}
-    wanted["src/hookboard/api.py"] = {name: package for package, names in faces.items() for name in names}
-    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in wanted}
-    missing = {path: {n: m for n, m in names.items() if f'"{n}"' not in texts[path]} for path, names in wanted.items()}
-    return {path: names for path, names in missing.items() if names}
+def missing_exports() -> dict[str, str]:
+    """What is public and not in `api.py` yet: name to the module that has it."""
+    text = API.read_text(encoding="utf-8")
+    found = {name: module for kind in (CALLBACKS, EDITS, LOGGERS) for name, module in classes(*kind).items()}
+    return {name: module for name, module in found.items() if f'"{name}"' not in text}
 
 
-def export(path: str, names: dict[str, str]) -> None:
-    """Add names to what a file imports and lists in `__all__`; ruff sorts both."""
-    file = ROOT / path
-    text = file.read_text(encoding="utf-8")
+def export(names: dict[str, str]) -> None:
+    """Add names to what `api.py` imports and lists in `__all__`; ruff sorts both."""
     imports = "".join(f"from {module} import {name}\n" for name, module in names.items())
-    text = re.sub(r"^from ", f"{imports}from ", text, count=1, flags=re.MULTILINE)
+    text = re.sub(r"^from ", f"{imports}from ", API.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
     listed = "".join(f'    "{name}",\n' for name in names)
-    file.write_text(text.replace("__all__ = [\n", f"__all__ = [\n{listed}", 1), encoding="utf-8")
+    API.write_text(text.replace("__all__ = [\n", f"__all__ = [\n{listed}", 1), encoding="utf-8")
     for command in (["check", "--fix", "--quiet", "--select", "I,RUF022"], ["format", "--quiet"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, path], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "ruff", *command, str(API)], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
     for path, text in written().items():
         (ROOT / path).write_text(text, encoding="utf-8")
-    for path, names in missing_exports().items():
-        export(path, names)
+    if missing := missing_exports():
+        export(missing)

@@ -33,7 +33,8 @@ from lightning.pytorch import Callback
 from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.measure import Table, plan
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])

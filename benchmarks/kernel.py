@@ -13,7 +13,8 @@ import time
 import torch
 from torch import Tensor
 
-from hookboard.measure import FORMULAS, Table, plan
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

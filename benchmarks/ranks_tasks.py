@@ -22,9 +22,9 @@ from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.ranks import Ranks, connected
 from hookboard.callbacks.health_monitor import layers_in
 from hookboard.callbacks.health_state import HealthState
-from hookboard.measure import Table
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
-from hookboard.writers import Loggers
+from hookboard.writers.loggers import Loggers
 
 LATER = 5
 """Looks that are timed, after the first, and as many again whose memory is measured."""

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import DEFAULT, Table, plan
+from hookboard.measure.statistics import DEFAULT, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 NEVER = 10**9

@@ -1,6 +1,6 @@
 """What a due step has measured is read at the end of the next batch, as on a GPU or with several ranks."""
 
-from hookboard.loops import HookboardCallback
+from hookboard.loops.callback import HookboardCallback
 
 
 def make_late(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from hookboard.measure import DERIVED
+from hookboard.measure.derived import DERIVED
 
 QUANTILES = [name for name in DERIVED if re.fullmatch(r"p\d\d", name)]
 """`p01` is the quantile at 0.01."""
@@ -86,7 +86,7 @@ def normal(*shape: int, mean: float = 0.0, std: float = 1.0, dtype: torch.dtype 
 
 
 def rows_of_channels(tensors: Iterable[Tensor], dim: int) -> np.ndarray:
-    """The row of each channel of all tensors together: the columns of `hookboard.measure.FIELDS`."""
+    """The row of each channel of all tensors together: the columns of `hookboard.measure.row.FIELDS`."""
     parts = [t.detach().movedim(dim, 0).reshape(t.shape[dim], -1).double().numpy(force=True) for t in tensors]
     return np.array([row_of(values) for values in np.concatenate(parts, axis=1)], dtype=np.float64)
 

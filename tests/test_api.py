@@ -12,7 +12,7 @@ import hookboard
 
 IMPORTED_FIRST = {
     "measure": "from hookboard.measure import native; sys.exit(native._native is None)",
-    "callbacks": "import hookboard.callbacks",
+    "callbacks": "import hookboard.api",
     "all": (
         "import hookboard; [getattr(hookboard, n) for n in hookboard.__all__];"
         "sys.exit('tensorboard.plugin_util' in sys.modules)"

@@ -11,8 +11,8 @@ from hookboard.comparing.forced import rounding_noise
 from hookboard.experiments.targets import exchanged
 from hookboard.images.feature_maps import maps_in, select_maps
 from hookboard.images.overlay import unnormalized
-from hookboard.tracing import Targets
 from hookboard.tracing.bad_operation import BadOperation, CallPlace
+from hookboard.tracing.batch_targets import Targets
 from hookboard.tracing.explain import _cause
 from hookboard.tracing.scheduling import scheduled_rates
 

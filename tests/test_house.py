@@ -48,22 +48,22 @@ ASKS_A_TRAINER = {
 """Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""
 
 BUDGETS = {
-    "": 90,
+    "": 97,
     "callbacks": 2493,
-    "loops": 1050,
-    "experiments": 713,
+    "loops": 1030,
+    "experiments": 697,
     "board": 1390,
     "board/beside_script": 82,
-    "comparing": 1125,
-    "capturing": 866,
-    "tracing": 4671,
-    "health": 2247,
+    "comparing": 1117,
+    "capturing": 813,
+    "tracing": 4639,
+    "health": 2192,
     "health/rules": 2689,
-    "writers": 323,
-    "measure": 2639,
-    "images": 678,
+    "writers": 319,
+    "measure": 2569,
+    "images": 639,
     "model": 787,
-    "base": 843,
+    "base": 837,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

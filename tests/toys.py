@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import Finding, Rule, Run, for_transformers
-from hookboard.loops import HookboardCallback
+from hookboard.loops.callback import HookboardCallback
 
 IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 newer_torch = pytest.mark.skipif(IS_OLD_TORCH, reason="torch before 2.9 fails to compile some models with hooks")

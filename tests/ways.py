@@ -7,7 +7,11 @@ import pytest
 import torch
 from oracle import normal
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, Table, channel_row_count, native, plan
+from hookboard.measure import native
+from hookboard.measure.histogram import BINS
+from hookboard.measure.row import WIDTH, Moments, channel_row_count
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 SITE = Site("layer", "output")

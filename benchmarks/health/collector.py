@@ -8,8 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard import HealthMonitor
-from hookboard.loops import Loop
-from hookboard.measure import Taps
+from hookboard.loops.loop import Loop
+from hookboard.measure.taps import Taps
 from hookboard.model.sites import Site
 
 TOLD = ("see", "see_evaluation", "add", "end")

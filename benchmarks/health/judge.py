@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from benchmarks.health.alarms import Alarm
 from benchmarks.health.trace import Trace
 
-from hookboard.health import Judge, Rule, Verdict
-from hookboard.tracing import RULES
+from hookboard.health.judge import Judge
+from hookboard.health.rule import Rule, Verdict
+from hookboard.tracing.built_in import RULES
 
 WINDOW = 3
 """How many looks a finding must last, as by default."""

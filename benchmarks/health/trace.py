@@ -15,7 +15,7 @@ import torch
 from benchmarks.health.cases import Truth
 from torch import Tensor
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 from hookboard.model.layers import Layer
 
 FOLDER = Path(__file__).parent / "cache"

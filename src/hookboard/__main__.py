@@ -2,7 +2,7 @@
 
 import sys
 
-from hookboard.board import main
+from hookboard.board.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from tensorboard.util import tensor_util
     from werkzeug.test import Client
 
-    from hookboard.board import HookboardPlugin
+    from hookboard.board.plugin import HookboardPlugin
 
 from hookboard.base.records import PLUGIN
 

@@ -6,7 +6,7 @@ import numpy as np
 from board.logs import record, scalars, write
 
 from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
-from hookboard.health import Verdict
+from hookboard.health.rule import Verdict
 
 PARTS = {
     "self_attn": ("MultiheadAttention", 0.1),

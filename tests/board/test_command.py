@@ -21,13 +21,12 @@ import hookboard
 from hookboard import Verdict
 from hookboard.base.records import HEALTH, HealthRecord
 from hookboard.base.rule_texts import explained
-from hookboard.board import main
-from hookboard.board.command import parser
+from hookboard.board.command import main, parser
 from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import closing
 from hookboard.health.run import Run
 from hookboard.model.layers import Layer
-from hookboard.tracing import RULES
+from hookboard.tracing.built_in import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,7 +219,7 @@ def test_what_a_terminal_would_act_upon_is_not_printed(command, tmp_path):
 @pytest.mark.spawns
 def test_the_command_needs_neither_torch_nor_lightning(logs):
     script = (
-        "import sys; from hookboard.board import main; main(['verdicts', sys.argv[1]]); main(['runs', sys.argv[1]]);"
+        "import sys; from hookboard.board.command import main; main(['verdicts', sys.argv[1]]); main(['runs', sys.argv[1]]);"
         "print([name for name in ('torch', 'lightning') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script, logs], capture_output=True, text=True, timeout=120, check=True)

@@ -14,9 +14,12 @@ from board.logs import histogram, picture, record, scalars, write
 from board.runs import picture_bytes
 
 from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
-from hookboard.board import Source, main, one_file, packed_plotly
+from hookboard.board import one_file
+from hookboard.board.command import main
 from hookboard.board.folders import open_folders
 from hookboard.board.one_file import EXPORT, IMPORT, joined, modules, page_of
+from hookboard.board.plugin import packed_plotly
+from hookboard.board.source import Source
 
 
 def write_large(folder, layers=300, steps=256):
@@ -156,7 +159,7 @@ def test_a_module_stands_after_those_that_it_imports():
 @pytest.mark.spawns
 @pytest.mark.skipif(sys.platform != "linux", reason="the locale C has another encoding there alone")
 def test_a_report_is_the_same_where_the_system_has_another_encoding(logs, tmp_path):
-    code = "import sys; from hookboard.board import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from hookboard.board.command import main; sys.exit(main(sys.argv[1:]))"
     pages = []
     for utf8 in "01":
         environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}

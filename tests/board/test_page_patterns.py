@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.board import STATIC
+from hookboard.board.plugin import STATIC
 from hookboard.model.selection import select
 
 pytestmark = pytest.mark.browser

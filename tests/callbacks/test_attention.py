@@ -12,7 +12,8 @@ from torch.nn.attention.bias import causal_lower_right
 from toys import fit, fit_in_transformers, scalars
 
 from hookboard import ActivationLogger, HealthMonitor
-from hookboard.measure import FIELDS, attention
+from hookboard.measure import attention
+from hookboard.measure.row import FIELDS
 
 BOTH = ["attention_logit", "attention_entropy"]
 NAMES = ["net.1.attention", "net.2.attention"]

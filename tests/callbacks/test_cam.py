@@ -13,7 +13,7 @@ from torch import nn
 from toys import events, fit, moving_average, scalars, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
-from hookboard.capturing import METHODS
+from hookboard.capturing.methods import METHODS
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 

@@ -13,7 +13,7 @@ from toys import ALWAYS, Toy, batches, events, loader, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, Scale
 from hookboard.callbacks import reporter
-from hookboard.health import Loss
+from hookboard.health.look import Loss
 from hookboard.health.losses import LossCurve
 from hookboard.loops import callback as base
 from hookboard.loops.callback import KEY

@@ -5,7 +5,9 @@ import torch
 from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
-from hookboard.measure import Table, plan, sent_together
+from hookboard.measure.slab import sent_together
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 

@@ -13,7 +13,8 @@ import hookboard
 from hookboard import callbacks
 from hookboard.callbacks.parameter import UPDATES
 from hookboard.callbacks.pictures import PictureLogger
-from hookboard.measure import DERIVED, FORMULAS
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.statistics import FORMULAS
 from hookboard.model.sites import ROLES, Site
 
 DOCS = Path(__file__).parents[2] / "docs"

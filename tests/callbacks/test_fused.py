@@ -58,7 +58,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the sta
 
 @pytest.fixture(autouse=True)
 def _without_a_logger(monkeypatch):
-    monkeypatch.setattr("hookboard.loops.HookboardCallback.needs_logger", False)
+    monkeypatch.setattr("hookboard.loops.callback.HookboardCallback.needs_logger", False)
 
 
 def same(one, other):

@@ -17,8 +17,11 @@ from toys import ALWAYS, Toy, batches, events, fit, mlp
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import loss_meter
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.health import Judge, Loss, Page
-from hookboard.measure import FIELDS, Table
+from hookboard.health.judge import Judge
+from hookboard.health.look import Loss
+from hookboard.health.page import Page
+from hookboard.measure.row import FIELDS
+from hookboard.measure.table import Table
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.detect import Sentinels
 

@@ -21,7 +21,7 @@ from hookboard import (
     Scale,
     capture,
 )
-from hookboard.measure import FORMULAS
+from hookboard.measure.statistics import FORMULAS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse.*beta state:UserWarning"),

@@ -10,8 +10,10 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.health import Judge, Look, Loss, losses, run_table
-from hookboard.tracing import RULES
+from hookboard.health import losses, run_table
+from hookboard.health.judge import Judge
+from hookboard.health.look import Look, Loss
+from hookboard.tracing.built_in import RULES
 
 STEPS = 1000
 WARM = 200

@@ -54,7 +54,7 @@ def measured_alone(**options):
 @pytest.fixture(autouse=True)
 def _a_logger_that_swallows(monkeypatch):
     # Without a logger nothing is measured, and the numbers are read from the callbacks.
-    monkeypatch.setattr("hookboard.loops.HookboardCallback.needs_logger", False)
+    monkeypatch.setattr("hookboard.loops.callback.HookboardCallback.needs_logger", False)
 
 
 @pytest.mark.parametrize("position", ["before", "after"])

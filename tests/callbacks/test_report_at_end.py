@@ -110,7 +110,7 @@ def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):
 
 
 def test_a_fault_in_writing_it_is_one_warning(tmp_path, spare, monkeypatch):
-    monkeypatch.setattr("hookboard.board.page_in", Mock(side_effect=RuntimeError("on purpose")))
+    monkeypatch.setattr("hookboard.board.one_file.page_in", Mock(side_effect=RuntimeError("on purpose")))
     with pytest.warns(HookboardWarning, match="HealthMonitor's report.*on purpose"):
         watched(CSVLogger(tmp_path, name="run", version=""), report=True)
     assert list(spare.iterdir()) == []

@@ -14,7 +14,7 @@ from toys import fit, fit_in_transformers
 from hookboard import HealthMonitor
 from hookboard.board.command import main
 from hookboard.callbacks.all_ranks import with_rows
-from hookboard.health import Loss, WorstRows
+from hookboard.health.look import Loss, WorstRows
 
 BAD, ROW = 49, 5
 

@@ -5,7 +5,9 @@ import torch
 from toys import batches, mlp
 
 from hookboard import HealthMonitor, watch
-from hookboard.tracing import Modes, StaleGradients, Unfrozen
+from hookboard.tracing.modes import Modes
+from hookboard.tracing.optimizing import Unfrozen
+from hookboard.tracing.stale import StaleGradients
 
 pytestmark = pytest.mark.trains
 

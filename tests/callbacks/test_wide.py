@@ -9,7 +9,7 @@ from torch.nn import functional
 from toys import Toy, batches, fit, scalars
 
 from hookboard import ActivationLogger, HealthMonitor
-from hookboard.measure import channel_stride
+from hookboard.measure.row import channel_stride
 
 STEPS, SIZE = 12, 32
 

@@ -15,7 +15,8 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.measure import Table, plan
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 from hookboard.tracing.detect import Sentinels
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from toys import newer_torch
 
 from hookboard import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, api, capture
-from hookboard.capturing import EditRule
+from hookboard.capturing.edits import EditRule
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ import torchvision
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 
-from hookboard.capturing import METHODS, ClassificationTap, TargetLayer, attribute
-from hookboard.capturing.methods import cam, eigen_cam
+from hookboard.capturing.attribute import ClassificationTap, TargetLayer, attribute
+from hookboard.capturing.methods import METHODS, cam, eigen_cam
 
 LAYERS = {"resnet18": "layer4", "densenet121": "features.denseblock4"}
 """Layers behind which nothing works in place: the other libraries would see what became of them."""

@@ -1,6 +1,6 @@
 from typing import get_args
 
-from hookboard.capturing import METHODS, Method
+from hookboard.capturing.methods import METHODS, Method
 
 
 def test_the_type_of_the_argument_names_every_method():

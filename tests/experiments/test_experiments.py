@@ -18,9 +18,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 
-from hookboard.experiments import Setting, attempt, checkup, experiment, read_apart
+from hookboard.experiments import attempt
+from hookboard.experiments.batches import read_apart
+from hookboard.experiments.experiment import Setting, experiment
+from hookboard.experiments.one_page import checkup
 from hookboard.experiments.rates import RateTrial, judge_rates
-from hookboard.tracing import CannotRunAgainError
+from hookboard.tracing.step import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hookboard.health import Look, Loss, Stepped
-from hookboard.measure import FIELDS, Moments, Reading
+from hookboard.health.look import Look, Loss, Stepped
+from hookboard.measure.readings import Reading
+from hookboard.measure.row import FIELDS, Moments
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 

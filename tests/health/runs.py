@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Finding, Rule, Run, StepFacts
-from hookboard.measure import Reading
+from hookboard.health.rule import Finding, Rule
+from hookboard.health.run import Run, StepFacts
+from hookboard.measure.readings import Reading
 from hookboard.model.layers import Flow, Kind, Layer
 
 WINDOW = 3

@@ -6,8 +6,8 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW
 
-from hookboard.health import Finding, Judge, Rule
-from hookboard.health.judge import STEPS_BETWEEN_ASKING, WINDOWS_ALWAYS_ASKED
+from hookboard.health.judge import STEPS_BETWEEN_ASKING, WINDOWS_ALWAYS_ASKED, Judge
+from hookboard.health.rule import Finding, Rule
 
 EARLY = WINDOWS_ALWAYS_ASKED * WINDOW
 FAR = max(STEPS_BETWEEN_ASKING)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from health.looks import look
 
-from hookboard.health import Apart, Judge
+from hookboard.health.judge import Judge
+from hookboard.health.look import Apart
 from hookboard.health.rules.between_ranks import RANKS_DIFFER
 
 

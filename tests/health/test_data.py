@@ -6,8 +6,8 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, findings, harmed, linear, outputs, run_of
 
-from hookboard.health import StepFacts
 from hookboard.health.rules.input_data import EQUAL_VALUES_MIN, INPUT_SCALE
+from hookboard.health.run import StepFacts
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
 

@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 from health.trainings import LAYERS, seen, training
 
-from hookboard.health import Judge, Loss, Run
+from hookboard.health.judge import Judge
+from hookboard.health.look import Loss
 from hookboard.health.rules.evaluation import (
     GAP_BEGIN,
     GAP_NOTE,
     OTHER_DATA_GAP,
     STRANGE_STATISTICS_DISTANCE,
 )
+from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, Running, StageComparison
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer
-from hookboard.tracing import RULES
+from hookboard.tracing.built_in import RULES
 
 GAP_RULE = RULES["train_eval_gap"]
 CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other", has_modes=True)}

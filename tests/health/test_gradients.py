@@ -10,8 +10,9 @@ from torch import nn
 from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
-from hookboard.health import Run, Stepped
+from hookboard.health.look import Stepped
 from hookboard.health.rules.signal import EXPLODING, GRADIENT_CHANGE_DECADES_ALARM, VANISHING
+from hookboard.health.run import Run
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]

@@ -13,11 +13,12 @@ from torch import nn
 from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
-from hookboard.health import HeldBack, StepFacts
+from hookboard.health.look import HeldBack
 from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.rules.optimizer import CLIPPED_SHARE, DECAY_SHARE_ALARM
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
-from hookboard.tracing import RULES
+from hookboard.health.run import StepFacts
+from hookboard.tracing.built_in import RULES
 
 MATRICES = [name for name in WEIGHTS if name.endswith("weight")]
 

@@ -9,8 +9,11 @@ from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
 from hookboard.base.messages import HookboardWarning
-from hookboard.health import Finding, Judge, Look, Rule, Run, StepFacts, Stepped, Verdict
 from hookboard.health.causes import explained
+from hookboard.health.judge import Judge
+from hookboard.health.look import Look, Stepped
+from hookboard.health.rule import Finding, Rule, Verdict
+from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 
 pytestmark = pytest.mark.usefixtures("at_every_look")

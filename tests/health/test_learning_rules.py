@@ -10,8 +10,10 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged, of, places, seen, stuck, training
 
-from hookboard.health import Finding, HeldBack, Judge, Look, Loss, Run, StepFacts
+from hookboard.health.judge import Judge
+from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
+from hookboard.health.rule import Finding
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
     ANSWER_SPREAD_SHARE_MIN,
@@ -19,9 +21,10 @@ from hookboard.health.rules.learning import (
     _cosine,
 )
 from hookboard.health.rules.shared import growth_of
+from hookboard.health.run import Run, StepFacts
 from hookboard.health.spikes import SPIKE_ALONE_SHARE
 from hookboard.model.layers import Layer
-from hookboard.tracing import RULES
+from hookboard.tracing.built_in import RULES
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from hookboard.health import Loss
+from hookboard.health.look import Loss
 from hookboard.health.losses import (
     AT_ZERO_SHARE,
     BOUNDLESS_PACE_SHARE,

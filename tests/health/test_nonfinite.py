@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from health.looks import look, reading, row
 
-from hookboard.health import Nonfinite, before_nonfinite
+from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
 from hookboard.model.sites import Site
 
 

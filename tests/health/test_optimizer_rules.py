@@ -21,12 +21,12 @@ from health.trainings import (
     zeros,
 )
 
-from hookboard.health import Run, StepFacts
 from hookboard.health.losses import AT_ZERO_SHARE
 from hookboard.health.rules.shared import SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
+from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
-from hookboard.tracing import RULES
+from hookboard.tracing.built_in import RULES
 
 NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
 

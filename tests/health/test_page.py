@@ -6,22 +6,24 @@ import pytest
 from health import trainings
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Finding, Judge, Page, Rule, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
+from hookboard.health.judge import Judge
 from hookboard.health.page import (
     CHARTED,
     TABLE_COLUMNS,
     TABLE_ROWS_MAX,
+    Page,
     marks_of,
     pictures,
     table_of,
     values_of,
 )
-from hookboard.health.report import caveat, headline
+from hookboard.health.report import caveat, closing, headline, news
+from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
 from hookboard.model.layers import Layer
-from hookboard.tracing import RULES
+from hookboard.tracing.built_in import RULES
 
 ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
 

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from oracle import normal
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 from hookboard.health.run_table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
-from hookboard.measure import Table, plan
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
 

@@ -8,7 +8,9 @@ import pytest
 from health.looks import layers, look, reading, row
 
 from hookboard.base.records import HEALTH, health_record
-from hookboard.health import Finding, Judge, Page, Rule, Verdict
+from hookboard.health.judge import Judge
+from hookboard.health.page import Page
+from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.model.layers import Layer
 
 NAMES = ["net.0", "net.1", "net.2"]

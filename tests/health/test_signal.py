@@ -8,7 +8,7 @@ from health.looks import reading, row
 from health.runs import falling, findings, harmed, linear, noise, outputs, run_of, without_weights
 
 from hookboard.health.rules.signal import SATURATED
-from hookboard.measure import Histogram
+from hookboard.measure.histogram import Histogram
 from hookboard.model.layers import Layer
 
 CHAIN = [

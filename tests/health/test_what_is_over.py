@@ -13,7 +13,7 @@ from torch import nn
 from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
-from hookboard.health import Judge
+from hookboard.health.judge import Judge
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_SHARE_LOST
 from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE

@@ -10,7 +10,7 @@ from health.runs import falling, findings, linear, noise, nothing, outputs, rect
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
-from hookboard.measure import channel_row_count
+from hookboard.measure.row import channel_row_count
 from hookboard.model.sites import Site
 
 WIDE = 16_384

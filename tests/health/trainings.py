@@ -8,8 +8,11 @@ import numpy as np
 from health import looks
 from health.looks import reading, row
 
-from hookboard.health import Finding, Judge, Look, Rule, Run, Stepped
-from hookboard.measure import Reading
+from hookboard.health.judge import Judge
+from hookboard.health.look import Look, Stepped
+from hookboard.health.rule import Finding, Rule
+from hookboard.health.run import Run
+from hookboard.measure.readings import Reading
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 

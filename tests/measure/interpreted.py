@@ -12,8 +12,11 @@ from triton.language import semantic
 from ways import MANY_VALUES, statistics
 
 from hookboard import Statistic
-from hookboard.measure import BINS, FORMULAS, WIDTH, Table, card, memory, native, on_gpu, plan
-from hookboard.measure.histogram import as_single, bins_of
+from hookboard.measure import card, memory, native, on_gpu
+from hookboard.measure.histogram import BINS, as_single, bins_of
+from hookboard.measure.row import WIDTH
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 sys.path.append(str(Path(__file__).parent))

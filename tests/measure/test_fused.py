@@ -4,7 +4,7 @@ import torch
 from toys import encoder, hooked, sequences
 
 from hookboard import capture
-from hookboard.measure import Taps
+from hookboard.measure.taps import Taps
 
 
 def shown(module, **options):

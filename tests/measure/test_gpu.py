@@ -13,7 +13,9 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import FORMULAS, Table, card, plan
+from hookboard.measure import card
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 sys.path.insert(0, str(Path(__file__).parent))  # there is another one in tests/callbacks

@@ -6,8 +6,9 @@ import torch
 from oracle import normal
 from ways import KERNELS, measured
 
-from hookboard.measure import Table, plan
 from hookboard.measure.by_torch import BLOCK
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 

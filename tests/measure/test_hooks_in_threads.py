@@ -9,7 +9,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, Table, Taps, plan
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
+from hookboard.measure.taps import Taps
 from hookboard.model.selection import select
 
 THREADS, CALLS = 4, 60

@@ -5,7 +5,9 @@ import logging
 import pytest
 import torch
 
-from hookboard.measure import Table, native, plan
+from hookboard.measure import native
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import torch
 from oracle import normal, row_of, rows_of_channels
 from ways import by_kernel, no_counts
 
-from hookboard.measure import WIDTH, native
+from hookboard.measure import native
+from hookboard.measure.row import WIDTH
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 on_linux = pytest.mark.skipif(

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
-from hookboard.health import NeedsHistogram
-from hookboard.measure import FIELDS, WIDTH, Table, plan
+from hookboard.health.look import NeedsHistogram
+from hookboard.measure.row import FIELDS, WIDTH
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
 

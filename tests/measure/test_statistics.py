@@ -6,8 +6,7 @@ from oracle import normal
 from ways import measured
 
 from hookboard import Statistic
-from hookboard.measure import plan
-from hookboard.measure.statistics import own_numbers
+from hookboard.measure.statistics import own_numbers, plan
 
 NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
 

@@ -14,8 +14,11 @@ from ways import KERNELS, MANY_VALUES, SITE
 from ways import measured as of_one_site
 
 from hookboard import HookboardWarning, Statistic
-from hookboard.measure import DERIVED, FORMULAS, MAX_CHANNEL_ROWS, Table, channel_stride, native, plan
-from hookboard.measure.table import MOST_READERS
+from hookboard.measure import native
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.row import MAX_CHANNEL_ROWS, channel_stride
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import MOST_READERS, Table
 from hookboard.model.sites import Site
 
 AXES = {

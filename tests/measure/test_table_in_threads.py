@@ -7,7 +7,9 @@ import threading
 import pytest
 import torch
 
-from hookboard.measure import FIELDS, Table, plan
+from hookboard.measure.row import FIELDS
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 pytestmark = pytest.mark.unit

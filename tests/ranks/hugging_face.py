@@ -14,7 +14,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
 from hookboard import HealthMonitor
-from hookboard.loops import for_transformers
+from hookboard.loops.hugging_face import for_transformers
 
 CASES = ["healthy", "ddp looks for it", "a weight changes on one rank", "all ranks skip a layer"]
 """The last one leaves DDP in error. Where one rank alone skips a layer, Hugging Face's Trainer waits for ever."""

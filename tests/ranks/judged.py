@@ -24,7 +24,7 @@ from toys import trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule
 from hookboard.base.ranks import local
-from hookboard.health import Page
+from hookboard.health.page import Page
 
 EACH = 64
 CASES = (

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hookboard import Statistic
 from hookboard.base.ranks import Ranks, RanksLostError
-from hookboard.measure import FORMULAS, Table, plan
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
 SITES = [Site(f"layer{number}", "output") for number in range(5)]

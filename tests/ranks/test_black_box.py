@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookboard.callbacks.all_ranks import first_events
-from hookboard.health import Nonfinite
+from hookboard.health.rules.numerics import Nonfinite
 
 pytestmark = pytest.mark.spawns
 

@@ -33,7 +33,8 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.measure import DERIVED, FORMULAS
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.statistics import FORMULAS
 
 SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
 """Rows of each rank's batches."""

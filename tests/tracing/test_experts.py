@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy, linear, one_hot
 from toys import Toy, fit, fit_in_transformers
 
 from hookboard import HealthMonitor
-from hookboard.measure import FIELDS
-from hookboard.tracing import audit
+from hookboard.measure.row import FIELDS
+from hookboard.tracing.audit import audit
 
 TOKENS, WIDTH, EXPERTS, CLASSES = 256, 16, 8, 4
 

@@ -18,7 +18,8 @@ from torch.nn.functional import (
     nll_loss,
 )
 
-from hookboard.tracing import audit, influence
+from hookboard.tracing import influence
+from hookboard.tracing.audit import audit
 from hookboard.tracing.calls import Place
 
 pytestmark = pytest.mark.unit

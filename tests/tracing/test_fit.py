@@ -14,9 +14,9 @@ from toys import Toy, batches, fit, mlp
 
 import hookboard
 from hookboard import HealthMonitor, watch
-from hookboard.health import rules_in
-from hookboard.tracing import RULES, STEP, Modes
-from hookboard.tracing.built_in import STEP_RULES
+from hookboard.health.rule import rules_in
+from hookboard.tracing.built_in import RULES, STEP, STEP_RULES
+from hookboard.tracing.modes import Modes
 from hookboard.tracing.program import StepTrace
 
 pytestmark = pytest.mark.trains

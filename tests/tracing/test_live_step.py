@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.tracing import STEP, program, rules
+from hookboard.tracing import program, rules
+from hookboard.tracing.built_in import STEP
 
 pytestmark = pytest.mark.trains
 

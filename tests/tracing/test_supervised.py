@@ -11,7 +11,7 @@ from toys import fit, fit_in_transformers
 
 from hookboard import HealthMonitor
 from hookboard.health.report import closing
-from hookboard.tracing import audit
+from hookboard.tracing.audit import audit
 
 ROWS, LENGTH, CLASSES = 4, 16, 11
 TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))

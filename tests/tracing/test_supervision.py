@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from toys import fit_in_transformers
 
 from hookboard import HealthMonitor
-from hookboard.tracing import audit
+from hookboard.tracing.audit import audit
 
 ROWS, LENGTH, TOKENS = 12, 20, 30
 PAD, END, MARKER = 0, 1, 2

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, dropout2d, kl_div, linear
 from toys import batches, fit
 
 from hookboard import HealthMonitor
-from hookboard.tracing import audit
 from hookboard.tracing import tape as tape_module
+from hookboard.tracing.audit import audit
 from hookboard.tracing.reading import Reader
 from hookboard.tracing.tape import CannotReplayError, Tape, copy_of
 

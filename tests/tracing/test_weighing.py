@@ -6,7 +6,7 @@ from recorded import numbers
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hookboard.tracing import audit
+from hookboard.tracing.audit import audit
 
 pytestmark = pytest.mark.unit
 

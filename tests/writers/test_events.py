@@ -8,9 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from torch import nn
 
-from hookboard.measure import Table, plan
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
 from hookboard.model.sites import Site
-from hookboard.writers import Entry
+from hookboard.writers.entry import Entry
 from hookboard.writers.tensorboard import quick_writer_of, write_to_tensorboard
 
 VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]

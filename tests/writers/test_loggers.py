@@ -8,8 +8,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 from hookboard.base.messages import HookboardWarning
-from hookboard.images import Picture
-from hookboard.writers import Entry, Loggers, Table, write_rows
+from hookboard.images.picture import Picture
+from hookboard.writers.entry import Entry, Table
+from hookboard.writers.loggers import Loggers, write_rows
 
 TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
 

@@ -12,7 +12,8 @@ from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.messages import HookboardWarning
-from hookboard.writers import Entry, Loggers, write_rows
+from hookboard.writers.entry import Entry
+from hookboard.writers.loggers import Loggers, write_rows
 
 pytestmark = pytest.mark.trains
 

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from hookboard.writers import escaped, markdown
+from hookboard.writers.entry import escaped, markdown
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with

@@ -13,7 +13,7 @@ from benchmarks.health.alarms import Alarm
 from benchmarks.health.published.seen import LOOKS_PER_EPOCH, alarm, has_nonfinite, l2, matrices, of_role
 from benchmarks.health.trace import Trace
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 
 VANISHING_RATIO, VANISHING_NORM, EXPLODING_RATIO = 1e-3, 1e-4, 70
 ZEROS, GOOD, GAIN, SWING, SWINGS = 0.7, 0.7, 0.01, 0.03, 0.2

@@ -17,7 +17,7 @@ from benchmarks.health.alarms import Alarm
 from benchmarks.health.published.seen import alarm, has_nonfinite, layer_of, matrices, of_role
 from benchmarks.health.trace import Extra, Trace
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 
 PERIOD, ROUNDS = 2, 5
 DEAD, MOST, SATURATED = 1e-5, 0.5, 0.85

@@ -14,7 +14,7 @@ from benchmarks.health.alarms import Alarm
 from benchmarks.health.published.seen import LOOKS_PER_EPOCH, alarm, l2, matrices, of_role, variance
 from benchmarks.health.trace import Trace
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 
 DEAD, SATURATED, VANISHING = 0.7, 0.5, 1e-7
 EPOCHS = 5

@@ -12,7 +12,7 @@ from benchmarks.health.alarms import Alarm
 from benchmarks.health.published.seen import alarm, has_nonfinite, layer_of, of_role, update_ratios
 from benchmarks.health.trace import Trace
 
-from hookboard.health import Look
+from hookboard.health.look import Look
 
 VANISHING, ACTIVE, DEAD, LARGE, SMALL, SPREAD, STEPS = 1e-7, 0.01, 0.5, 10, 1e-8, 10, 10
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from benchmarks.health.alarms import Alarm
 
-from hookboard.health import Look
-from hookboard.measure import Reading
+from hookboard.health.look import Look
+from hookboard.measure.readings import Reading
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role
 

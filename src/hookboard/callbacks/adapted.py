@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from hookboard.health import MEASURED_VALUES_MAX, Stepped, every_unit
-from hookboard.measure import Table
+from hookboard.health.look import MEASURED_VALUES_MAX, Stepped, every_unit
+from hookboard.measure.table import Table
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import Site
-from hookboard.tracing import Adapter
+from hookboard.tracing.adapters import Adapter
 
 
 class AdaptedWeights:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from hookboard.base.ranks import Ranks
-from hookboard.health import Loss, Nonfinite, WorstRows
+from hookboard.health.look import Loss, WorstRows
+from hookboard.health.rules.numerics import Nonfinite
 
 
 def of_all_ranks(

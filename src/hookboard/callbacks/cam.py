@@ -11,23 +11,26 @@ from torch import Tensor, nn
 from hookboard.base.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.base.torch_private import NoCollectives
 from hookboard.callbacks.pictures import PictureLogger, PictureState
-from hookboard.capturing import (
+from hookboard.capturing.attribute import (
     MAX_PICTURE_CHANNELS,
-    METHODS,
     Attribution,
     Classification,
     ClassificationTap,
-    Method,
     TargetLayer,
     attribute,
     default_layers,
     named_layer,
 )
-from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
-from hookboard.loops import Loop, NothingToShowError, Selection
+from hookboard.capturing.methods import METHODS, Method
+from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
+from hookboard.images.overlay import overlays, unnormalized
+from hookboard.images.picture import Picture
+from hookboard.loops.callback import NothingToShowError
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import check_selection, select
-from hookboard.tracing import replaced
+from hookboard.tracing.step import replaced
 
 EvaluationStage = Literal["validate", "test", "predict"]
 

@@ -8,11 +8,15 @@ from torch import nn
 
 from hookboard.base.checks import check_number, is_finite
 from hookboard.base.messages import inform
-from hookboard.experiments import BATCHES, SECONDS, CheckupReport, Setting, check_up, read_apart
-from hookboard.loops import HookboardCallback, Loop, Selection, StageState
+from hookboard.experiments.batches import read_apart
+from hookboard.experiments.experiment import CheckupReport, Setting
+from hookboard.experiments.one_page import BATCHES, SECONDS, check_up
+from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection, StageState
 from hookboard.model.sites import Stage
-from hookboard.tracing import CannotRunAgainError, undisturbed
-from hookboard.writers import Entry
+from hookboard.tracing.step import CannotRunAgainError, undisturbed
+from hookboard.writers.entry import Entry
 
 READING_SHARE = 0.2
 """Maximum share of the budget that reading batches may take (a choice)."""

@@ -11,9 +11,8 @@ from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.ranks import whole
 from hookboard.base.torch_private import children_of
 from hookboard.callbacks.pictures import PictureLogger, PictureState
-from hookboard.images import (
+from hookboard.images.feature_maps import (
     CONVOLUTIONS,
-    Picture,
     SelectedMaps,
     aspect_of,
     dense,
@@ -24,8 +23,11 @@ from hookboard.images import (
     select_inputs,
     select_maps,
 )
-from hookboard.loops import Loop, Selection, listed_gaps, names_in
-from hookboard.measure import Observer, Taps
+from hookboard.images.picture import Picture
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection, listed_gaps, names_in
+from hookboard.measure.gradients import Observer
+from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import check_selection, named_submodules, select
 from hookboard.model.sites import Site, Stage

@@ -8,8 +8,8 @@ from torch import nn
 from hookboard.base.checks import chosen
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.loops import Selection
-from hookboard.measure import DEFAULT, Statistic
+from hookboard.loops.stage_state import Selection
+from hookboard.measure.statistics import DEFAULT, Statistic
 from hookboard.model.parameters import Weight
 from hookboard.model.selection import NothingToSelectError, select
 

@@ -21,37 +21,28 @@ from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.reporter import Reporter, say_ended, write_report
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.callbacks.weights import Part, say_split
-from hookboard.health import (
-    MEASURED_VALUES_MAX,
-    SPIKE_HISTORY_STEPS,
-    VERDICT,
-    Apart,
-    HeldBack,
-    Judge,
-    Look,
-    Loss,
-    NeedsHistogram,
-    Nonfinite,
-    Rule,
-    Run,
-    Stepped,
-    Verdict,
-    Verdicts,
-    cell,
-    check_stop_on,
-    every_unit,
-    median,
-    rules_of,
-)
-from hookboard.loops import Loop, Selection, is_due
-from hookboard.measure import Table, measuring_device
+from hookboard.health.cell import Verdicts, cell
+from hookboard.health.judge import Judge
+from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.page import VERDICT
+from hookboard.health.robust import median
+from hookboard.health.rule import Rule, Verdict, check_stop_on, rules_of
+from hookboard.health.rules.numerics import Nonfinite
+from hookboard.health.run import Run
+from hookboard.health.spikes import SPIKE_HISTORY_STEPS
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection, is_due
+from hookboard.measure.card import measuring_device
+from hookboard.measure.table import Table
 from hookboard.model.layers import ChannelDims, layers_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
-from hookboard.tracing import RULES, BlackBox, row_counts_of, worst_rows_of
-from hookboard.writers import EventFiles
+from hookboard.tracing.black_box import BlackBox
+from hookboard.tracing.built_in import RULES
+from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
+from hookboard.writers.event_files import EventFiles
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the table fill the columns that rules read."""

@@ -13,12 +13,16 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.replicas import Replicas
 from hookboard.callbacks.reporter import Reporter
 from hookboard.callbacks.step_watch import StepWatch
-from hookboard.health import HeldBack, Loss, Nonfinite, Router, StepFacts, Stepped
-from hookboard.measure import Taps
+from hookboard.health.look import HeldBack, Loss, Stepped
+from hookboard.health.rules.numerics import Nonfinite
+from hookboard.health.run import Router, StepFacts
+from hookboard.measure.taps import Taps
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
-from hookboard.tracing import BlackBox, is_choice, late_event, tokens_of_experts
-from hookboard.writers import EventFiles
+from hookboard.tracing.black_box import BlackBox
+from hookboard.tracing.experts import is_choice, tokens_of_experts
+from hookboard.tracing.explain import late_event
+from hookboard.writers.event_files import EventFiles
 
 
 @dataclass(kw_only=True)

@@ -24,10 +24,13 @@ from hookboard.base.messages import inform, silent, warn
 from hookboard.base.rule_texts import more_on
 from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.callbacks.health_monitor import HealthMonitor
-from hookboard.health import rules_of
-from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
-from hookboard.measure import hear_backward, unhear_backward
-from hookboard.tracing import RULES, Findings, LiveStep
+from hookboard.health.rule import rules_of
+from hookboard.loops.bare import BareLoop
+from hookboard.loops.hugging_face import give_to_lightning, give_to_transformers
+from hookboard.measure.backward_calls import hear_backward, unhear_backward
+from hookboard.tracing.audit import Findings
+from hookboard.tracing.built_in import RULES
+from hookboard.tracing.live_step import LiveStep
 
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
 """Those of `hookboard run`: `json`, `every_n_steps`, `stop_on` and `off`."""

@@ -6,8 +6,11 @@ from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import PictureLogger, PictureState
-from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
-from hookboard.loops import Loop, Selection
+from hookboard.images.feature_maps import CONVOLUTIONS
+from hookboard.images.kernels import kernel_picture, selected_kernels
+from hookboard.images.picture import Picture
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection
 from hookboard.model.parameters import weight_in_use
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 

@@ -7,8 +7,9 @@ from torch import nn
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
-from hookboard.loops import Selection
-from hookboard.measure import Places, Table
+from hookboard.loops.stage_state import Selection
+from hookboard.measure.readings import Places
+from hookboard.measure.table import Table
 from hookboard.model.layers import order_with_late
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import weights_of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.health import Loss, WorstRows
+from hookboard.health.look import Loss, WorstRows
 
 MOST_LOSSES = 4096
 """How many losses are kept between two looks: the latest ones."""

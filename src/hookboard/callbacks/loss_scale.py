@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import has_unscaled, scale_of, version_of
-from hookboard.measure import Readings, Table
+from hookboard.measure.readings import Readings
+from hookboard.measure.table import Table
 from hookboard.model.layouts import stored
 from hookboard.model.sites import ROLES, Site
 

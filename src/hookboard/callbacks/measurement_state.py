@@ -9,8 +9,12 @@ from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
-from hookboard.loops import StageState, listed_gaps
-from hookboard.measure import AttentionWatch, Plan, Reading, Table, Taps
+from hookboard.loops.stage_state import StageState, listed_gaps
+from hookboard.measure.attention import AttentionWatch
+from hookboard.measure.readings import Reading
+from hookboard.measure.statistics import Plan
+from hookboard.measure.table import Table
+from hookboard.measure.taps import Taps
 from hookboard.model.layers import DefinedDims, layers_of
 from hookboard.model.parameters import Weight, weights_of, why_silent
 from hookboard.model.patterns import folded

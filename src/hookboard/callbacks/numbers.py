@@ -14,25 +14,20 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_in
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
-from hookboard.loops import HookboardCallback, Loop, StageState, names_in, why_no_step
-from hookboard.measure import (
-    DERIVED,
-    AttentionWatch,
-    Plan,
-    Reading,
-    ReadingList,
-    Readings,
-    Statistic,
-    Table,
-    Taps,
-    as_list,
-    needs_host,
-    plan,
-)
+from hookboard.loops.callback import HookboardCallback, why_no_step
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import StageState, names_in
+from hookboard.measure.attention import AttentionWatch
+from hookboard.measure.card import needs_host
+from hookboard.measure.derived import DERIVED
+from hookboard.measure.readings import Reading, ReadingList, Readings
+from hookboard.measure.statistics import Plan, Statistic, as_list, plan
+from hookboard.measure.table import Table
+from hookboard.measure.taps import Taps
 from hookboard.model.parameters import Weight, are_unchanged, weights_of
 from hookboard.model.selection import check_selection
 from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site, Stage
-from hookboard.writers import Entry
+from hookboard.writers.entry import Entry
 
 V = TypeVar("V", bound=MeasurementState)
 

@@ -11,8 +11,11 @@ from hookboard.base.messages import inform, listed
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.weights import MOST_COPIED_BYTES
-from hookboard.loops import Loop, Selection
-from hookboard.measure import FORMULAS, Moments, Plan, Readings, Statistic, as_list, plan
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import Selection
+from hookboard.measure.readings import Readings
+from hookboard.measure.row import Moments
+from hookboard.measure.statistics import FORMULAS, Plan, Statistic, as_list, plan
 from hookboard.model.selection import select
 from hookboard.model.sites import Role
 

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from hookboard.base.checks import check_steps, check_whole
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import inform, rank_zero_warn
-from hookboard.images import Picture
-from hookboard.loops import HookboardCallback, Loop, StageState, is_due, why_no_step
-from hookboard.measure import Taps
+from hookboard.images.picture import Picture
+from hookboard.loops.callback import HookboardCallback, why_no_step
+from hookboard.loops.loop import Loop
+from hookboard.loops.stage_state import StageState, is_due
+from hookboard.measure.taps import Taps
 from hookboard.model.sites import MODEL, Stage
-from hookboard.writers import Entry
+from hookboard.writers.entry import Entry
 
 STEPS_PER_LOG = 20
 """By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""

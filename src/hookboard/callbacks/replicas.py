@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import is_left_to_ranks
 from hookboard.callbacks.weights import Part
-from hookboard.health import Apart
-from hookboard.measure import is_plain
+from hookboard.health.look import Apart
+from hookboard.measure.memory import is_plain
 from hookboard.model.parameters import Weight
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}

@@ -4,20 +4,17 @@ from collections.abc import Sequence
 
 from hookboard.base.messages import alert, inform, warn_switched_off
 from hookboard.callbacks.layer_news import Facts, LayerNews
-from hookboard.health import (
-    Judge,
-    Look,
-    Nonfinite,
-    Page,
-    StepFacts,
-    Verdict,
-    before_nonfinite,
-    closing,
-    ended_by,
-    news,
-)
-from hookboard.measure import Table
-from hookboard.writers import Entry, EventFiles, Loggers
+from hookboard.health.judge import Judge
+from hookboard.health.look import Look
+from hookboard.health.page import Page
+from hookboard.health.report import closing, ended_by, news
+from hookboard.health.rule import Verdict
+from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
+from hookboard.health.run import StepFacts
+from hookboard.measure.table import Table
+from hookboard.writers.entry import Entry
+from hookboard.writers.event_files import EventFiles
+from hookboard.writers.loggers import Loggers
 
 BEFORE = "health/before_nonfinite"
 """The tag of the readings before the first NaN or Inf."""
@@ -109,7 +106,7 @@ def write_report(loggers: Loggers, files: EventFiles, step: int | None) -> None:
         files: the event files that it is made from.
         step: the step to write it at; None to write no page, because nothing was looked at.
     """
-    from hookboard.board import page_in  # it imports TensorBoard's readers
+    from hookboard.board.one_file import page_in  # it imports TensorBoard's readers
 
     try:
         folder = files.folder()

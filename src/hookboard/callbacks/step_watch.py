@@ -9,9 +9,16 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import computing_plainly
-from hookboard.health import Finding, StepFacts
-from hookboard.loops import Loop
-from hookboard.tracing import STEP, Adapter, LiveStep, Modes, Program, StaleGradients, Unfrozen
+from hookboard.health.rule import Finding
+from hookboard.health.run import StepFacts
+from hookboard.loops.loop import Loop
+from hookboard.tracing.adapters import Adapter
+from hookboard.tracing.bad_operation import Program
+from hookboard.tracing.built_in import STEP
+from hookboard.tracing.live_step import LiveStep
+from hookboard.tracing.modes import Modes
+from hookboard.tracing.optimizing import Unfrozen
+from hookboard.tracing.stale import StaleGradients
 
 T = TypeVar("T")
 

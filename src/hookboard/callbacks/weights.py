@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import listed, warn
 from hookboard.base.torch_private import copied_together
-from hookboard.measure import Table, is_plain
+from hookboard.measure.memory import is_plain
+from hookboard.measure.table import Table
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.sites import Role, Site
 

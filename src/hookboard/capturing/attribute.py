@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
-from hookboard.images import aspect_of, has_aspect, maps_in, samples_first
-from hookboard.measure import READS_BEFORE_EDITS, Hooks, hooked, is_own_call, layers_around
+from hookboard.images.feature_maps import aspect_of, has_aspect, maps_in, samples_first
+from hookboard.measure.hooked import READS_BEFORE_EDITS, Hooks, hooked
+from hookboard.measure.own_call import is_own_call
+from hookboard.measure.taps import layers_around
 from hookboard.model.layouts import shape_of
 from hookboard.model.nested import map_tensors, tensors_in
 from hookboard.model.selection import named_submodules
-from hookboard.tracing import undisturbed
+from hookboard.tracing.step import undisturbed
 
 Shape = tuple[int, ...]
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
 from hookboard.base.torch_private import in_backward, modules_in, version_of
-from hookboard.measure import EDITS_GRADIENTS, EDITS_VALUES, hooked, is_own_call, spare_of
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, hooked
+from hookboard.measure.own_call import is_own_call, spare_of
 from hookboard.model.layouts import shape_in_words
 from hookboard.model.nested import map_tensors
 from hookboard.model.selection import Patterns, Types, check_selection

@@ -20,7 +20,8 @@ from hookboard.base.torch_private import (
     is_compiled_in_place,
     modules_in,
 )
-from hookboard.measure import hooked, own_call
+from hookboard.measure.hooked import hooked
+from hookboard.measure.own_call import own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
 from hookboard.model.state import same_random_state, same_state
 

@@ -19,7 +19,7 @@ from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.state import copied, same_random_state
-from hookboard.tracing import CannotRunAgainError, undisturbed
+from hookboard.tracing.step import CannotRunAgainError, undisturbed
 
 GIVE_UP_RATIO = 100.0
 """With `gives_up`, training ends once the loss is this many times the first one (a choice)."""

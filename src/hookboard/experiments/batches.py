@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.state import same_random_state, same_state
-from hookboard.tracing import CannotRunAgainError
+from hookboard.tracing.step import CannotRunAgainError
 
 MAX_BYTES = 1 << 28
 """A data set whose attributes hold more bytes in tensors and arrays is not read, as they would be copied (a choice)."""

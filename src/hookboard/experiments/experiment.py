@@ -38,8 +38,9 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
-from hookboard.health import Finding
-from hookboard.tracing import CannotRunAgainError, Targets, loss_of_step
+from hookboard.health.rule import Finding
+from hookboard.tracing.batch_targets import Targets
+from hookboard.tracing.step import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
 """Optimizer steps at each rate, and the fewest if time is short (choices)."""

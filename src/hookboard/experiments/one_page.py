@@ -13,16 +13,12 @@ from torch.optim import Optimizer
 from hookboard.base.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import CheckupReport, Setting, experiment
-from hookboard.health import Finding
+from hookboard.health.rule import Finding
 from hookboard.model.state import same_random_state
-from hookboard.tracing import (
-    CannotRunAgainError,
-    audit,
-    findings_of_optimizers,
-    findings_of_schedules,
-    loss_of_step,
-    undisturbed,
-)
+from hookboard.tracing.audit import audit
+from hookboard.tracing.optimizing import findings_of_optimizers
+from hookboard.tracing.scheduling import findings_of_schedules
+from hookboard.tracing.step import CannotRunAgainError, loss_of_step, undisturbed
 
 BATCHES = 8
 """How many batches experiments use (a choice)."""

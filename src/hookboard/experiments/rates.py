@@ -17,8 +17,8 @@ from hookboard.experiments.attempt import (
     train,
 )
 from hookboard.experiments.targets import exchanged
-from hookboard.health import Finding, Severity
-from hookboard.tracing import Targets
+from hookboard.health.rule import Finding, Severity
+from hookboard.tracing.batch_targets import Targets
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """Multiples of the user's learning rate that are tried, in this order."""

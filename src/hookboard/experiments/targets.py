@@ -9,7 +9,7 @@ from torch import Tensor
 from hookboard.experiments.attempt import Recipe, restoring
 from hookboard.model.nested import map_tensors, tensors_in
 from hookboard.model.state import copied
-from hookboard.tracing import Targets, targets_in
+from hookboard.tracing.batch_targets import Targets, targets_in
 
 
 def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hookboard.base.messages import listed
-from hookboard.measure import Reading, Readings, channel_stride
+from hookboard.measure.readings import Reading, Readings
+from hookboard.measure.row import channel_stride
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 

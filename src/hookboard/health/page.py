@@ -15,8 +15,10 @@ from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
-from hookboard.images import ColourScale, Mark, Picture, heat_map
-from hookboard.writers import Entry, Table, escaped, markdown
+from hookboard.images.colour_scale import ColourScale
+from hookboard.images.heat_map import Mark, heat_map
+from hookboard.images.picture import Picture
+from hookboard.writers.entry import Entry, Table, escaped, markdown
 
 VERDICT = "health/verdict"
 """The tag of the table."""

@@ -10,7 +10,7 @@ from hookboard.base.rule_texts import more_on
 from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
-from hookboard.measure import MAX_CHANNEL_ROWS
+from hookboard.measure.row import MAX_CHANNEL_ROWS
 from hookboard.model.patterns import folded
 
 CLOSING_VERDICTS_MAX = 5

@@ -23,7 +23,7 @@ from hookboard.health.run_table import (
     quantities_of,
 )
 from hookboard.health.stage_comparison import StageComparison, compared
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Flow, Layer, order_with_late
 from hookboard.model.sites import Role
 
@@ -299,8 +299,8 @@ class Run:
             looks: how many looks. Default: the window.
 
         Returns:
-            Shape (looks, measured channels, columns of `hookboard.measure.FIELDS`), float64; None if there have been
-            fewer looks so far, or if one of them lacks these channels or has a different number of them.
+            Shape (looks, measured channels, columns of `hookboard.measure.row.FIELDS`), float64; None if there have
+            been fewer looks so far, or if one of them lacks these channels or has a different number of them.
         """
         count = self.window if looks is None else looks
         if len(self.looks) < count:

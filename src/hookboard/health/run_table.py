@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.measure import FIELDS, Places, Readings
+from hookboard.measure.readings import Places, Readings
+from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Kind, Layer
 from hookboard.model.sites import Role
 
@@ -313,7 +314,7 @@ class Units:
         self.starts = np.cumsum(self.counts) - self.counts
         """Index of the first row of each in `rows`, shape (tensors with channels,)."""
         self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
-        """The statistics, shape (channels of all tensors, len(`hookboard.measure.FIELDS`))."""
+        """The statistics, shape (channels of all tensors, len(`hookboard.measure.row.FIELDS`))."""
         self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
         """The columns of `rows` by name."""
         self.has_values = np.asarray(self.columns["count"] > 0)

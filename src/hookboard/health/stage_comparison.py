@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer
 
 _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))

@@ -24,7 +24,7 @@ from hookboard.base.torch_private import children_of, modules_in, parameters_in,
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import scaler_of_fabric
-from hookboard.measure import hear_backward, unhear_backward
+from hookboard.measure.backward_calls import hear_backward, unhear_backward
 
 
 class BareLoop(Loop):

@@ -38,7 +38,7 @@ from hookboard.loops.stage_state import Selection, StageState, changes, is_due, 
 from hookboard.loops.trainer import TrainerLoop, without_trainer
 from hookboard.model.selection import NothingToSelectError
 from hookboard.model.sites import Stage
-from hookboard.writers import Loggers
+from hookboard.writers.loggers import Loggers
 
 if TYPE_CHECKING:
     from typing import Generic

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.writers import write_rows
+from hookboard.writers.loggers import write_rows
 
 _FIRST_PENDING = attrgetter("first_pending_step")
 

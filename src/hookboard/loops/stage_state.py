@@ -12,7 +12,7 @@ from hookboard.model.parameters import weights_of
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Role, Stage
-from hookboard.writers import Loggers
+from hookboard.writers.loggers import Loggers
 
 
 @dataclass(frozen=True)

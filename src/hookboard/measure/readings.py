@@ -30,7 +30,7 @@ class Reading:
         stage: the stage: `train`, `validate`, `test` or `predict`.
         overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
             step. `statistics` then holds the counts, and NaN for all others.
-        channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
+        channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.row.FIELDS`),
             float64; if there are more than 1024 channels, one for every k-th (0, k, 2 * k ...), with the smallest k
             that leaves no more than 1024. None if channels are not measured, or if the tensors of the step had
             different numbers of them.
@@ -156,7 +156,7 @@ class Readings(Mapping[Site, Reading]):
 
     Args:
         places: the site of each row.
-        rows: the moments of each site, shape (sites, WIDTH), float64: the columns of `hookboard.measure.FIELDS`.
+        rows: the moments of each site, shape (sites, WIDTH), float64: the columns of `hookboard.measure.row.FIELDS`.
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import parameters_in
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.model.parameters import Weight
 from hookboard.tracing.calls import RESHAPES, Value
 from hookboard.tracing.program import StepTrace

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from hookboard.base.either_lightning import is_lightning
-from hookboard.health import Finding
+from hookboard.health.rule import Finding
 from hookboard.model.state import copied
 from hookboard.tracing.reading import Reader
 from hookboard.tracing.step import call_training_step, loss_in, undisturbed

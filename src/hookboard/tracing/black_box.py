@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from hookboard.base.messages import listed, warn_switched_off
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import parameters_in, sequence_number, version_of
-from hookboard.health import Nonfinite
-from hookboard.measure import measuring_device
+from hookboard.health.rules.numerics import Nonfinite
+from hookboard.measure.card import measuring_device
 from hookboard.model.layouts import stored
 from hookboard.tracing.bad_operation import MAX_NODES, Program, bad_operation_in, named, nodes_behind
 from hookboard.tracing.detect import Sentinels, nonfinite_gradients

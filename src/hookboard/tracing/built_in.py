@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from hookboard.health import LOOK_RULES, Rule, rules_in
+from hookboard.health.rule import Rule, rules_in
+from hookboard.health.rules import LOOK_RULES
 
 _ABOUT_THE_STEP = (
     "influence rules modes dependence order handwritten scaling inputs supervision cuts unused adapters experts "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from hookboard.base.messages import listed
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import CUTS, Op, Value
 from hookboard.tracing.ledger import joining, terms_of, trained_by
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep

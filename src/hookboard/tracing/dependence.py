@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value, loss_part
 from hookboard.tracing.positions import (
     ROUNDING,

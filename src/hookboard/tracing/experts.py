@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.torch_private import children_of, modules_in, parameters_in
-from hookboard.health import Finding, Router, Rule, uneven
+from hookboard.health.rule import Finding, Rule
+from hookboard.health.rules.routing import uneven
+from hookboard.health.run import Router
 from hookboard.tracing.adapters import product_of
 from hookboard.tracing.calls import RESHAPES, Op, Value
 from hookboard.tracing.program import StepTrace

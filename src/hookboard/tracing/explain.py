@@ -10,7 +10,9 @@ from torch import Tensor
 
 from hookboard.base.messages import listed
 from hookboard.base.ranks import local
-from hookboard.health import Loss, Nonfinite, Pass, WorstRows, sentence
+from hookboard.health.look import Loss, WorstRows
+from hookboard.health.rule import sentence
+from hookboard.health.rules.numerics import Nonfinite, Pass
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import SOFTMAXES, BadOperation
 

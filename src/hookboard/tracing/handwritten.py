@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value
 from hookboard.tracing.rules import ROUNDING, TracedStep
 

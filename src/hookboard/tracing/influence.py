@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Value
 from hookboard.tracing.handwritten import ARITHMETIC, calls_from
 from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.base.ranks import local
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, losses_of
 from hookboard.tracing.supervision import token_rows_of

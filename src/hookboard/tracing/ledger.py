@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import can_be_read, parameters_in
-from hookboard.health import Finding
+from hookboard.health.rule import Finding
 from hookboard.tracing.calls import Op, Place, Value
 
 _JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg", "stack"})

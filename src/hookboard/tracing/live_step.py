@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from hookboard.base.messages import inform, warn
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import can_be_read, computing_plainly, parameters_in
-from hookboard.health import Finding, StepFacts
-from hookboard.measure import as_own_call
+from hookboard.health.rule import Finding
+from hookboard.health.run import StepFacts
+from hookboard.measure.own_call import as_own_call
 from hookboard.tracing.adapters import Adapter, adapters_of
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value

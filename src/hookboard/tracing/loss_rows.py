@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from hookboard.base.torch_private import computing_plainly, number_saved_by, saved_tensors_of
-from hookboard.health import WorstRows, median
+from hookboard.health.look import WorstRows
+from hookboard.health.robust import median
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import operation_of
 

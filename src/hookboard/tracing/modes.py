@@ -7,7 +7,7 @@ from torch import nn
 
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import modules_in, parameters_in
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
 from hookboard.tracing.rules import TracedStep

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import modules_in, parameters_in
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Value
 from hookboard.tracing.program import StepTrace
 

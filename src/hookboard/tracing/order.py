@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Op, Value
 from hookboard.tracing.positions import MIN_POSITIONS, ROUNDING, Meeting, ahead_of, by_position, meetings_of, tensor_of
 from hookboard.tracing.rules import TracedStep

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.health import Finding
+from hookboard.health.rule import Finding
 from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.ledger import MULTIPLYING
 from hookboard.tracing.rules import TracedStep

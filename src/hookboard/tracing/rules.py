@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hookboard.base.messages import warn_switched_off
-from hookboard.health import SCALE_TARGETS, Finding, Rule
+from hookboard.health.rule import Finding, Rule
+from hookboard.health.rules.shared import SCALE_TARGETS
 from hookboard.tracing.calls import RESHAPES, Observer, Op, Place, Value, loss_part
 from hookboard.tracing.program import StepTrace
 

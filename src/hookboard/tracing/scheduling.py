@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.messages import silent
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 
 MAX_RATES = 2000
 """At most about this many rates of a schedule are looked at, evenly spread over the fit (a choice)."""

@@ -14,7 +14,7 @@ from hookboard.base.either_lightning import is_lightning
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import version_of
 from hookboard.base.user_code import is_of_library, user_frame
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Place
 
 SAMPLED_PARAMETERS = 8

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE, remove_step_hooks
-from hookboard.measure import hear_backward, unhear_backward
+from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.tracing.program import StepTrace
 
 _HERE = os.path.abspath(__file__)

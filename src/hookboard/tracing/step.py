@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hookboard.base.eager import run_eagerly
 from hookboard.base.either_lightning import is_lightning
 from hookboard.base.torch_private import NoCollectives
-from hookboard.measure import own_call
+from hookboard.measure.own_call import own_call
 from hookboard.model.state import same_random_state, same_state
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.positions import tensor_of
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 

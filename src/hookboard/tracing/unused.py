@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import parameters_in
-from hookboard.health import Finding, Rule
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.program import StepTrace
 
 UNUSED_PARAMETERS = Rule("unused_parameters", None, of="step", gives="alarm")

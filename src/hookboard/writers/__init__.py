@@ -3,9 +3,3 @@
 `entry.py` is what is written, `loggers.py` writes it to all loggers of a run. To add a logger, write a file with a
 function that writes an `Entry` and one that says where it is found, and add a line to `KINDS` in `loggers.py`.
 """
-
-from hookboard.writers.entry import Entry, Table, escaped, markdown
-from hookboard.writers.event_files import EventFiles
-from hookboard.writers.loggers import Loggers, write_rows
-
-__all__ = ["Entry", "EventFiles", "Loggers", "Table", "escaped", "markdown", "write_rows"]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from hookboard.images import Picture
-from hookboard.measure import Reading
+from hookboard.images.picture import Picture
+from hookboard.measure.readings import Reading
 
 _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """Characters with a meaning in Markdown or HTML. An underscore within a word has none."""

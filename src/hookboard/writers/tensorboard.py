@@ -19,8 +19,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
 from hookboard.base.records import PLUGIN
-from hookboard.images import Picture
-from hookboard.measure import Reading
+from hookboard.images.picture import Picture
+from hookboard.measure.readings import Reading
 from hookboard.writers.entry import Entry
 
 _RECORD = SummaryMetadata(

@@ -8,7 +8,7 @@ from hookboard.health.look import Look
 from hookboard.health.rule import Finding
 from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 
 LARGE_LOGIT = 100.0
 """A logit from which a head's attention may be too sharp: where Kimi K2 ("Open agentic intelligence", 2025) clips."""

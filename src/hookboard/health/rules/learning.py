@@ -31,7 +31,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations

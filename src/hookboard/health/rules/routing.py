@@ -7,7 +7,7 @@ from hookboard.base.messages import listed
 from hookboard.health.look import Look
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.run import Router, Run
-from hookboard.measure import FIELDS
+from hookboard.measure.row import FIELDS
 
 TOKENS_PER_EXPERT = 32
 """A router is judged if each expert would get so many tokens on average (a choice): where they are spread evenly one of

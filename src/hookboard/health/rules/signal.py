@@ -22,7 +22,8 @@ from hookboard.health.rules.shared import (
     source_of,
 )
 from hookboard.health.run import Run
-from hookboard.measure import FIELDS, Reading
+from hookboard.measure.readings import Reading
+from hookboard.measure.row import FIELDS
 from hookboard.model.layers import RANGES, SATURATED_SHARE, Layer
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))

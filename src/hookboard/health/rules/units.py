@@ -21,7 +21,8 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Units, onsets
-from hookboard.measure import FIELDS, Reading, channel_stride
+from hookboard.measure.readings import Reading
+from hookboard.measure.row import FIELDS, channel_stride
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
@@ -514,7 +515,8 @@ def _parted(look: Look, name: str) -> float:
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
     """Return the statistics of the layer's latest outputs for each unit that was measured of a weight.
 
-    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they are of other units, or not all known.
+    Shape (measured units, columns of `hookboard.measure.row.FIELDS`); None if they are of other units, or not all
+    known.
     """
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
