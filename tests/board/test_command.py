@@ -219,7 +219,8 @@ def test_what_a_terminal_would_act_upon_is_not_printed(command, tmp_path):
 @pytest.mark.spawns
 def test_the_command_needs_neither_torch_nor_lightning(logs):
     script = (
-        "import sys; from hookboard.board.command import main; main(['verdicts', sys.argv[1]]); main(['runs', sys.argv[1]]);"
+        "import sys; from hookboard.board.command import main; "
+        "main(['verdicts', sys.argv[1]]); main(['runs', sys.argv[1]]);"
         "print([name for name in ('torch', 'lightning') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script, logs], capture_output=True, text=True, timeout=120, check=True)

@@ -20,14 +20,14 @@ from hookboard import (
     KernelLogger,
     ParameterLogger,
     Zero,
-    callbacks,
+    api,
 )
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.pictures import PictureLogger
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
-CALLBACKS = [getattr(callbacks, name) for name in callbacks.__all__]
-LOGGERS = [each for each in CALLBACKS if issubclass(each, SiteLogger | PictureLogger) and each is not HealthMonitor]
+CLASSES = [each for each in vars(api).values() if isinstance(each, type)]
+LOGGERS = [each for each in CLASSES if issubclass(each, SiteLogger | PictureLogger) and each is not HealthMonitor]
 
 
 class Bare(LightningModule):

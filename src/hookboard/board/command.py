@@ -129,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "json": arguments.json and str(arguments.json.resolve()),
     }
     os.environ["HOOKBOARD_RUN"] = json.dumps(options)
-    os.environ.pop("HOOKBOARD_RUN_RANK", None)  # of a script that starts this command
+    os.environ["HOOKBOARD_RUN_SCRIPT"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, *(["-m"] if arguments.is_module else []), *arguments.script]
     if os.name != "nt":  # there a process that becomes another one ends at once for who waits for it

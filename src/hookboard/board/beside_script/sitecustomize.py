@@ -29,10 +29,6 @@ WATCHED = {
 """Module -> a class in it, a method, and the function of `callbacks/in_script.py` that is called before the method."""
 
 
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "ACCELERATE_MIXED_PRECISION")
-"""Variables that launchers set, or set anew, in the processes that they start to train."""
-
-
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the watched modules as Python does, and wraps the method once they have run."""
 
@@ -62,40 +58,13 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
     @functools.wraps(real)
     def wrapped(self: Any, *args: Any, **named: Any) -> Any:
         try:
-            watching = _imported("hookboard.callbacks.in_script")
+            _ = importlib.import_module("hookboard").HealthMonitor  # imported like this, it leaves random numbers alone
+            getattr(importlib.import_module("hookboard.callbacks.in_script"), act)(self)
         except Exception as error:  # a process that the script has started may run another Python, without hookboard
             sys.stderr.write(f"hookboard: training is not watched ({type(error).__name__}: {error})\n")
-        else:
-            getattr(watching, act)(self)
         return real(self, *args, **named)
 
     setattr(owner, method, wrapped)
-
-
-def _imported(name: str) -> ModuleType:
-    """Import a module of ours, and leave the environment of the script as it was: Lightning sets a variable.
-
-    Filters of warnings stay: the modules of torch that come along have set some too.
-    """
-    if name in sys.modules:
-        return sys.modules[name]
-    environment = dict(os.environ)
-    try:
-        _ = importlib.import_module("hookboard").callbacks  # imported like this, it leaves random numbers as they were
-        return importlib.import_module(name)
-    finally:
-        for key in os.environ.keys() - environment.keys():
-            del os.environ[key]
-
-
-def is_watched() -> bool:
-    """Return True in the script itself and in processes that train with it, not in others that it runs.
-
-    Those are ranks, which a launcher or Lightning has told their numbers, and what `multiprocessing` has started.
-    """
-    rank = repr([os.environ.get(name) for name in RANKS])
-    before, os.environ["HOOKBOARD_RUN_RANK"] = os.environ.get("HOOKBOARD_RUN_RANK"), rank
-    return rank != before or "--multiprocessing-fork" in sys.orig_argv
 
 
 def run_hidden() -> None:
@@ -118,9 +87,7 @@ def say_if_nothing_was_watched() -> None:
 
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
-is_script = "HOOKBOARD_RUN_RANK" not in os.environ
-if is_watched():
-    sys.meta_path.insert(0, _Finder())
-if is_script:
+sys.meta_path.insert(0, _Finder())
+if os.environ.pop("HOOKBOARD_RUN_SCRIPT", None):  # not in other processes that the script starts
     atexit.register(say_if_nothing_was_watched)
 run_hidden()
