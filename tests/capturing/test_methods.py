@@ -32,7 +32,7 @@ def case(request):
         model(pictures)
     tap.detach()
     layer = TargetLayer(LAYERS[request.param], model.get_submodule(LAYERS[request.param]))
-    _, seen = attribute(tap.found, [[layer]], lambda scores: torch.tensor(classes), with_gradient=True)
+    seen = attribute(tap.found, [layer], lambda scores: torch.tensor(classes), with_gradient=True)
     return model, layer, pictures, classes, seen
 
 

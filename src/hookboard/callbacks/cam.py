@@ -1,7 +1,7 @@
 """`CAMLogger`: logs class-activation maps."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,6 @@ from hookboard.capturing.attribute import (
     Attribution,
     Classification,
     ClassificationTap,
-    TargetLayer,
     attribute,
     default_layers,
     named_layer,
@@ -28,11 +27,16 @@ from hookboard.images.picture import Picture
 from hookboard.loops.callback import NothingToShowError
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection
+from hookboard.model.layouts import shape_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import check_selection, select
-from hookboard.tracing.step import replaced
 
 EvaluationStage = Literal["validate", "test", "predict"]
+
+_ALONE = (
+    "class-activation maps need one more forward pass on rank 0 alone, but this model's forward pass communicates with "
+    "the other ranks"
+)
 
 
 class CAMLogger(PictureLogger):
@@ -48,8 +52,8 @@ class CAMLogger(PictureLogger):
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes), or one score for each picture. Labels are the first integer tensor of shape (n,)
     in the batch. If there is no such module, one warning says so, and the run goes on without maps. Scores count as
-    those of classes if `classes` are given or the batch has labels (of a single score, labels that are 0 or 1);
-    otherwise the map shows what raises a number or, if it is a single negative one, lowers it.
+    those of classes if `classes` are given or, of several scores, the batch has labels; otherwise the map shows what
+    raises a number or, if it is a single negative one, lowers it.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
@@ -144,27 +148,22 @@ class CAMLogger(PictureLogger):
                 "returned class scores of shape (n, classes) or (n,). If your model classifies pictures, call it as "
                 "one module, as in self(images)"
             )
-        names, method, labels = list(state.selection.modules), METHODS[self.method], _labels_in(batch, call)
-        try:
-            wanted = [[[named_layer(call.calls, name)]] for name in names] if names else [default_layers(call)]
-        except ValueError as nothing:
-            raise NothingToShowError(str(nothing)) from nothing
+        labels, method = _labels_in(batch, call), METHODS[self.method]
         shown, aspect = unnormalized(call.pictures.cpu(), self.mean, self.std), aspect_of([("", call.pictures)])
+        named = [[named_layer(call.calls, name)] for name in state.selection.modules]
+        # Rank 0 alone calls the model, unless its weights are sharded: it would wait for the other ranks for ever.
+        is_alone = loop.world_size > 1 and not loop.is_model_parallel
         pictures = {}
-        for groups in wanted:
-            # The module's own call of `forward` has logged the same with `self.log`.
-            quiet = replaced(loop.model, log=lambda *args, **kwargs: None)
-            with loop.in_precision(), quiet, _without_other_ranks(loop):
+        for layers in named or [default_layers(call)]:
+            with loop.in_precision(), NoCollectives(_ALONE) if is_alone else nullcontext():
                 with_gradient = method.needs == "gradient"
-                layer, found = attribute(call, groups, partial(self._choose, labels), with_gradient=with_gradient)
-            host: dict[str, Any] = {name: part if part is None else part.cpu() for name, part in vars(found).items()}
-            seen = Attribution(**host)
-            pictures[self._tag(layer.name)] = overlays(
+                seen = attribute(call, layers, partial(self._choose, labels), with_gradient=with_gradient)
+            at = f"{'the input of ' if seen.layer.is_input else ''}{seen.layer.name}"
+            pictures[self._tag(seen.layer.name)] = overlays(
                 shown,
-                self._maps(layer, seen, aspect),
+                self._maps(seen, aspect),
                 [self._caption(k, seen, labels) for k in range(len(shown))],
-                f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({self._source(state)}): "
-                "picture, map, both",
+                f"{method.title} at {at} ({self._source(state)}): picture, map, both",
                 size=self.size,
             )
         return pictures
@@ -173,13 +172,9 @@ class CAMLogger(PictureLogger):
         """Return the explained class of each sample, shape (n,), for scores of shape (n, classes)."""
         if self.target == "predicted":
             return scores.argmax(dim=1)
-        wanted: list[Any] = [self.target] * len(scores)
-        if self.target == "label":
-            if labels is None:
-                raise NothingToShowError(
-                    "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
-                )
-            wanted = labels.tolist()
+        if self.target == "label" and labels is None:
+            raise NothingToShowError("target='label' needs labels, but the batch has no integer tensor of shape (n,)")
+        wanted = labels.tolist() if self.target == "label" and labels is not None else [self.target] * len(scores)
         if not set(wanted) <= set(range(scores.shape[1])):
             raise NothingToShowError(
                 f"target={self.target!r} selects classes that are out of range ({sorted(set(wanted))}): the model "
@@ -187,35 +182,28 @@ class CAMLogger(PictureLogger):
             )
         return torch.tensor(wanted, device=scores.device)
 
-    def _maps(self, layer: TargetLayer, seen: Attribution, aspect: float | None) -> Tensor:
+    def _maps(self, seen: Attribution, aspect: float | None) -> Tensor:
         """Return the class-activation maps of a layer, shape (n, height, width).
 
         Raises:
             NothingToShowError: the method needs a head that the model does not have, or tokens form no grid.
         """
-        activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
+        activation, method, name = _as_maps(seen.activation, seen, aspect), METHODS[self.method], seen.layer.name
         if (samples := len(activation)) != (pictures := len(seen.scores)):
-            windows = f"{layer.name!r} has {samples} samples for {pictures} pictures, such as windows of them"
+            windows = f"{name!r} has {samples} samples for {pictures} pictures, such as windows of them"
             raise NothingToShowError(f"{windows}; select a module around it in `modules`")
         if seen.gradient is not None:
-            return method.map(activation, _as_maps(seen.gradient, layer, aspect))
+            return method.map(activation, _as_maps(seen.gradient, seen, aspect))
         if method.needs == "nothing":
             return method.map(activation)
-        if seen.pooled is not None and seen.weight is not None and seen.pooled.shape == activation.shape[:2]:
-            # Some models apply ReLU as a function, not a module, between the layer and the pooling.
-            for features in (activation, activation.relu()):
-                if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
-                    return method.map(features, seen.weight.float())
-        raise NothingToShowError(
-            f"method='cam' needs a linear head on the global average of {layer.name!r}, and this model "
-            "has none; method='grad_cam' works without one"
-        )
-
-    def _is_of_classes(self, labels: Tensor | None, scores: Tensor) -> bool:
-        """Return True if the scores are known to be those of classes; a single one also needs to be a logit."""
-        are_told = bool(self.classes) or (labels is not None and int(labels.max()) < scores.shape[1])
-        # A single one between 0 and 1 may be behind a sigmoid: there, what is above 0 is not yet class 1.
-        return are_told and not (_is_single(scores) and bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all()))
+        mean, pooled = activation.mean(dim=(2, 3)), seen.pooled
+        is_pooled = pooled is not None and pooled.shape == mean.shape
+        if pooled is None or seen.weight is None or not is_pooled or (mean - pooled).norm() > 1e-2 * pooled.norm():
+            raise NothingToShowError(
+                f"method='cam' needs a linear head on the global average of {name!r}, and this model "
+                "has none; method='grad_cam' works without one"
+            )
+        return method.map(activation, seen.weight.float())
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""
@@ -225,11 +213,10 @@ class CAMLogger(PictureLogger):
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
 
         scores, explained = seen.scores[k].float(), seen.classes[k]
-        is_single = _is_single(seen.scores)
-        if self._is_of_classes(labels, seen.scores):
-            are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
+        is_single = scores.shape == (2,) and bool(scores[0] == -scores[1])
+        if self.classes or (labels is not None and not is_single):
             # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
-            shares = scores if are_shares else (scores / 2 if is_single else scores).softmax(dim=0)
+            shares = (scores / 2 if is_single else scores).softmax(dim=0)
             best = shares.argmax()
             parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
             parts += [] if labels is None else [f"label {named(labels[k])}"]
@@ -242,43 +229,22 @@ class CAMLogger(PictureLogger):
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:
     """Return the labels of the shown samples: the batch's first tensor of integers or booleans of shape (call.of,)."""
-    tensors = (t for _, t in tensors_in(batch) if t.layout is torch.strided and not t.is_nested)
-    whole = (t for t in tensors if t.shape == (call.of,) and not (t.is_floating_point() or t.is_complex()))
-    return next((t[: call.count].long().cpu() for t in whole), None)
+    ones = (
+        t for _, t in tensors_in(batch) if shape_of(t) == (call.of,) and not (t.is_floating_point() or t.is_complex())
+    )
+    return next((t[: call.count].long().cpu() for t in ones), None)
 
 
-def _is_single(scores: Tensor) -> bool:
-    """Return True if the model has one score, which `attribute` returns as those of two classes."""
-    return scores.shape[1] == 2 and torch.equal(scores[:, 0], -scores[:, 1])
-
-
-def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor:
+def _as_maps(tensor: Tensor, seen: Attribution, aspect: float | None) -> Tensor:
     """Return a layer's tensor as maps in float32, shape (n, channels, height, width).
 
     Raises:
         NothingToShowError: it holds tokens that form no grid.
     """
-    maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
+    module = seen.layer.module
+    maps = maps_in(samples_first(tensor.float(), module), module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
         raise NothingToShowError(
-            f"the {tensor.shape[1]} tokens of {layer.name!r} do not form a grid; select a convolution in `modules`"
+            f"the {tensor.shape[1]} tokens of {seen.layer.name!r} do not form a grid; select a convolution in `modules`"
         )
     return maps.values
-
-
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    """Return True if the difference is at most 1 % of `other`, by their L2 norms."""
-    return bool((one - other).norm() <= 1e-2 * other.norm())
-
-
-def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
-    """Return a context in which collectives raise, because rank 0 alone calls the model and would wait for ever.
-
-    With one rank, or if all ranks call the model together, the context does nothing.
-    """
-    if loop.world_size == 1 or loop.is_model_parallel:
-        return nullcontext()
-    return NoCollectives(
-        "class-activation maps need one more forward pass on rank 0 alone, but this model's forward pass communicates "
-        "with the other ranks"
-    )

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
-from hookboard.images.feature_maps import aspect_of, has_aspect, maps_in, samples_first
 from hookboard.measure.hooked import READS_BEFORE_EDITS, Hooks, hooked
 from hookboard.measure.own_call import is_own_call
 from hookboard.measure.taps import layers_around
@@ -84,102 +82,63 @@ class ClassificationTap:
         self._model = model
         self._samples = samples
         self._hooks = ExitStack()
-        self._running = _ThreadCalls()
+        self._running: list[tuple[int, Any, Any]] = []
+        """Of each running call: how many calls had ended before it, its arguments, and its own `forward`, if any."""
+        self._calls: list[InnerCall] = []
         self._depth_of_found = 0
-        self._is_on = False
 
     def attach(self) -> None:
         """Start to watch the calls of all modules of the model, except TorchScript modules."""
-        self._is_on = True
         around = layers_around(self._model)
         for name, module in [("", self._model), *named_submodules(self._model)]:
             is_fused = id(module) in around and not around[id(module)].training
             if is_fused or isinstance(module, torch.jit.ScriptModule):  # a hook would change what torch computes
                 continue
-            after = functools.partial(self._after, name)
-            hooks = hooked(module, self._before, after, place=READS_BEFORE_EDITS, with_kwargs=True, always_call=True)
+            before = functools.partial(self._guarded, self._enter)
+            after = functools.partial(self._guarded, self._leave, name)
+            hooks = hooked(module, before, after, place=READS_BEFORE_EDITS, with_kwargs=True, always_call=True)
             self._hooks.enter_context(hooks)
 
     def detach(self) -> None:
         """Remove every hook."""
-        self._is_on = False
         self._hooks.close()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_watching():
+    def _guarded(self, act: Callable[..., None], *given: Any) -> None:
+        if self.error is None and not is_own_call():
             try:
-                pictures = _pictures_in((args, kwargs))
-                count = 0 if pictures is None else len(pictures)
-                given = self._first_samples((args, kwargs), count) if count else None
-                entered = _Entered(len(self._running.calls), count, given, module.__dict__.get("forward"))
-                self._running.entered.append(entered)
+                act(*given)
             except Exception as error:  # kept for the caller: raised in a hook, it would end the user's forward pass
                 self.error = error
 
-    def _first_samples(self, given: Any, count: int) -> Any:
-        def first(tensor: Tensor) -> Tensor:
-            return tensor[: self._samples].clone() if tensor.ndim and len(tensor) == count else tensor
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        pictures = _pictures_in((args, kwargs))
+
+        def first_samples(tensor: Tensor) -> Tensor:
+            is_of_samples = pictures is not None and tensor.ndim and len(tensor) == len(pictures)
+            return tensor[: self._samples].clone() if is_of_samples else tensor
 
         # What is made under inference_mode could not be saved for a gradient.
         with torch.inference_mode(False):
-            return map_tensors(first, given)
+            kept = None if pictures is None else map_tensors(first_samples, (args, kwargs))
+        self._running.append((len(self._calls), kept, module.__dict__.get("forward")))
 
-    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
-        if self._is_watching():
-            try:
-                self._leave(name, module, (args, kwargs), output)
-            except Exception as error:  # as above
-                self.error = error
-
-    def _is_watching(self) -> bool:
-        return self._is_on and self.error is None and not is_own_call()
-
-    def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
-        running = self._running
-        entered = running.entered.pop()
-        running.calls.append(InnerCall(name, module, _first_shape(given), _first_shape(output)))
-        depth, count = len(running.entered), entered.count
+    def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        start, kept, forward = self._running.pop()
+        self._calls.append(InnerCall(name, module, _first_shape((args, kwargs)), _first_shape(output)))
+        pictures, depth = _pictures_in((args, kwargs)), len(self._running)
         is_outer = self.found is None or depth < self._depth_of_found
         # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
-        is_redirected = module.__dict__.get("forward") is not entered.forward
-        if count and is_outer and not is_redirected and scores_in(output, count) is not None:
-            self._depth_of_found = depth
-            args, kwargs = entered.first_samples
-            kept, calls = min(count, self._samples), running.calls[entered.start :]
-            self.found = Classification(module, args, kwargs, calls, kept, count)
-
-
-@dataclass(frozen=True)
-class _Entered:
-    """A call that is still running.
-
-    Args:
-        start: number of calls that had ended before it.
-        count: number of pictures in its arguments; 0 if there are none.
-        first_samples: its positional and keyword arguments for the first samples; None if there are no pictures.
-        forward: the `forward` that the module had as an attribute of its own, besides that of its class.
-    """
-
-    start: int
-    count: int
-    first_samples: Any
-    forward: object
-
-
-class _ThreadCalls(threading.local):
-    """The running calls of this thread, innermost last, and the calls that have ended."""
-
-    def __init__(self) -> None:
-        self.entered: list[_Entered] = []
-        self.calls: list[InnerCall] = []
+        is_redirected = module.__dict__.get("forward") is not forward
+        if pictures is not None and is_outer and not is_redirected and scores_in(output, len(pictures)) is not None:
+            self._depth_of_found, (args, kwargs) = depth, kept
+            count = min(len(pictures), self._samples)
+            self.found = Classification(module, args, kwargs, self._calls[start:], count, len(pictures))
 
 
 def _pictures_in(given: object) -> Tensor | None:
     """Return the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
-    return next(
-        (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MAX_PICTURE_CHANNELS),
-        None,
-    )
+    fours = (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4)
+    return next((t for t in fours if len(t) and t.shape[1] <= MAX_PICTURE_CHANNELS), None)
 
 
 def _first_shape(value: object) -> Shape:
@@ -222,53 +181,32 @@ class TargetLayer:
     is_input: bool = False
 
 
-def default_layers(seen: Classification) -> list[list[TargetLayer]]:
-    """Return the layers to explain if the user names none: of the first group that the scores depend on, the last one.
+def default_layers(seen: Classification) -> list[TargetLayer]:
+    """Return the layers of which the last that the scores depend on is explained if the user names none.
 
-    A group is a convolution with the calls after it that returned maps of the same height and width, so that
-    normalization, ReLU and the modules around them are included. The first group is that of the last convolution; those
-    before it count if the last convolutions belong to another head. In a transformer it is the input of the last
-    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone. If
-    that input holds windows of the pictures, it is the last output before it that holds whole ones.
+    They are the last convolution, with the calls after it that returned maps of the same height and width, so that
+    normalization, ReLU and the modules around them are included. In a transformer it is the input of the last
+    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone.
 
     Raises:
         ValueError: no module returned maps.
     """
-    calls, end, groups = seen.calls, len(seen.calls), []
-    while True:
-        attention = max((k for k in range(end) if _is_attention(calls[k])), default=-1)
-        convolutions = (k for k in range(end) if isinstance(calls[k].module, nn.Conv2d))
-        start = max((k for k in convolutions if math.prod(calls[k].returned[2:]) > 1), default=end)
-        group = [k for k in range(start, end) if calls[k].returned[2:] == calls[start].returned[2:]]
-        is_input = attention > max(group, default=-1)
-        if is_input:
-            start, group, given = attention, [attention], calls[attention].given
-            is_input = _is_grid(given, calls[start].module, seen) or (len(given) == 3 and seen.of in given[:2])
-        if start == attention and not is_input:
-            grids = (k for k in reversed(range(start)) if _is_grid(calls[k].returned, calls[k].module, seen))
-            group = [next(grids, start)]
-        if not group:
-            break
-        groups.append([TargetLayer(calls[k].name, calls[k].module, _number(calls, k), is_input) for k in group])
-        end = start
-    if not groups:
+    calls = seen.calls
+    attention = max((k for k, call in enumerate(calls) if _is_attention(call)), default=-1)
+    convolutions = (k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d))
+    start = max((k for k in convolutions if math.prod(calls[k].returned[2:]) > 1), default=len(calls))
+    group = [k for k in range(start, len(calls)) if calls[k].returned[2:] == calls[start].returned[2:]]
+    is_input = attention > max(group, default=-1)
+    if is_input:
+        group = [attention]
+    if not group:
         raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
-    return groups
+    return [TargetLayer(calls[k].name, calls[k].module, _number(calls, k), is_input) for k in group]
 
 
 def _is_attention(call: InnerCall) -> bool:
     is_one = isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower()
     return is_one and len(call.given) in (3, 4)
-
-
-def _is_grid(shape: Shape, module: nn.Module, seen: Classification) -> bool:
-    """Return True if a module's tensor of this shape holds maps of whole pictures."""
-    if len(shape) not in (3, 4) or seen.of not in shape[:2]:
-        return False
-    aspect = aspect_of([("", seen.pictures)]) or 1.0
-    maps = maps_in(samples_first(torch.empty(shape, device="meta"), module), module, aspect=aspect).values
-    count, channels, height, width = maps.shape
-    return count == seen.of and channels > 1 and height * width > 1 and has_aspect(height, width, aspect)
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
@@ -292,16 +230,22 @@ def _number(calls: Sequence[InnerCall], k: int) -> int:
 class Attribution:
     """The output of a target layer for some samples (its first input with `TargetLayer.is_input`), and its gradient.
 
+    All tensors are on the host.
+
     Args:
+        layer: the layer.
         activation: that output or input, such as shape (n, channels, height, width) or (n, tokens, channels).
         gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
             computed.
+        scores: the class scores, shape (n, classes).
+        classes: the class of each sample.
         pooled: the input of the last linear layer, shape (n, features) in most classifiers; None without a linear
             layer.
         weight: that layer's weights for each sample's class, shape (n, features); None if it has not one output for
             each class.
     """
 
+    layer: TargetLayer
     activation: Tensor
     gradient: Tensor | None
     scores: Tensor
@@ -312,48 +256,33 @@ class Attribution:
 
 def attribute(
     call: Classification,
-    groups: Sequence[Sequence[TargetLayer]],
+    layers: Sequence[TargetLayer],
     choose: Callable[[Tensor], Tensor],
     *,
     with_gradient: bool,
-) -> tuple[TargetLayer, Attribution]:
-    """Call the model once more on the kept samples; return a layer, its tensor, its gradient if asked, and the scores.
+) -> Attribution:
+    """Call the model once more on the kept samples, for one of the layers: its tensor, its gradient if asked.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
-    The layer is the last of a group; with a gradient the last that the scores depend on, and if there is none, the
-    model is called again for the next group. `choose` maps the scores, shape (n, classes), to the class of each sample.
+    The layer is the last; with a gradient the last that the scores depend on. `choose` maps the scores, shape (n,
+    classes), to the class of each sample.
 
     Raises:
-        ValueError: a layer was not called, the model did not return class scores again, or with `with_gradient` they
+        ValueError: no layer was called, the model did not return class scores again, or with `with_gradient` they
             depend on no layer.
     """
-    for layers in groups:
-        if found := _attribute(call, layers, choose, with_gradient):
-            return found
-    first = groups[0][-1]
-    raise ValueError(
-        f"the class scores do not depend on the first tensor that module {first.name!r} "
-        f"{'took' if first.is_input else 'returned'}, or it runs under torch.no_grad(): name another with `modules`"
-    )
-
-
-def _attribute(
-    call: Classification, layers: Sequence[TargetLayer], choose: Callable[[Tensor], Tensor], with_gradient: bool
-) -> tuple[TargetLayer, Attribution] | None:
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
     held: dict[TargetLayer, Tensor] = {}
     pooled: list[Tensor] = []
-    with undisturbed(call.module):
-        with ExitStack() as hooks:
-            for layer in layers:
-                hooks.enter_context(_cut_graph(layer, held))
-            if linear:
-                hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0].detach())))
-            output = call.module(*call.args, **call.kwargs)
+    with undisturbed(call.module), ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(_cut_graph(layer, held))
+        if linear:
+            hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0])))
+        scores = scores_in(call.module(*call.args, **call.kwargs), call.count)
         if not held:
             raise ValueError(f"module {layers[-1].name!r} was not called with a floating-point tensor")
-        scores = scores_in(output, call.count)
         if scores is None:
             raise ValueError("when called again, the model did not return class scores")
         classes = choose(scores.detach())
@@ -361,14 +290,25 @@ def _attribute(
         if with_gradient and scores.requires_grad:
             score = scores.gather(1, classes[:, None]).sum()
             gradients = torch.autograd.grad(score, [*held.values()], allow_unused=True)
-        weight = _for_classes(whole(linear[-1].weight.detach()), 0) if linear else None
-        weight = weight[classes] if weight is not None and len(weight) == scores.shape[1] else None
+        weight = _for_classes(whole(linear[-1].weight), 0) if linear else None
     read = [pair for pair in zip(held, gradients, strict=True) if pair[1] is not None or not with_gradient]
     if not read:
-        return None
+        raise ValueError(
+            f"the class scores do not depend on the first tensor that module {layers[-1].name!r} "
+            f"{'took' if layers[-1].is_input else 'returned'}, or it runs under torch.no_grad(): name another with "
+            "`modules`"
+        )
     layer, gradient = read[-1]
-    activation, features = held[layer].detach(), pooled[-1] if pooled else None
-    return layer, Attribution(activation, gradient, scores.detach(), classes, features, weight)
+    tensors = {
+        "activation": held[layer],
+        "gradient": gradient,
+        "scores": scores,
+        "classes": classes,
+        "pooled": pooled[-1] if pooled else None,
+        "weight": weight[classes] if weight is not None and len(weight) == scores.shape[1] else None,
+    }
+    host: dict[str, Any] = {name: t if t is None else t.detach().cpu() for name, t in tensors.items()}
+    return Attribution(layer, **host)
 
 
 def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
@@ -383,12 +323,9 @@ def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
         if next(calls) != layer.number or first is None:
             return None
         held[layer] = first.detach().requires_grad_()
-        return _replaced(value, first, held[layer].clone())
+        copy = held[layer].clone()
+        return map_tensors(lambda tensor: copy if tensor is first else tensor, value)
 
     if layer.is_input:
         return hooked(layer.module, lambda _, args, kwargs: cut((args, kwargs)))
     return hooked(layer.module, after=lambda _, args, output: cut(output))
-
-
-def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    return map_tensors(lambda tensor: new if tensor is old else tensor, value)
