@@ -141,10 +141,7 @@ def test_a_rule_that_cannot_be_copied_is_not_used_in_a_call_of_our_own():
             raise TypeError("no copies")
 
     net, _ = edited("output", Refuses())
-    with (
-        pytest.raises(RuntimeError, match=r"must copy the rule .*Refuses.* cannot be copied: no copies"),
-        own_call(),
-    ):
+    with pytest.raises(TypeError, match="no copies"), own_call():
         net(torch.ones(2, 3))
 
 
@@ -195,8 +192,8 @@ class Holder(nn.Module):
 
 
 def attributed(model, tap, pictures):
-    layers = [[TargetLayer("net.1", model.net[1])]]
-    return attribute(tap.found, layers, lambda scores: scores.argmax(1), with_gradient=True)[1]
+    layers = [TargetLayer("net.1", model.net[1])]
+    return attribute(tap.found, layers, lambda scores: scores.argmax(1), with_gradient=True)
 
 
 @pytest.mark.parametrize("is_edited_first", [True, False])

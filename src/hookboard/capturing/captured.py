@@ -1,13 +1,12 @@
 """`capture`: keep the inputs and outputs of modules, and their gradients, without a Trainer."""
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Literal, NoReturn, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -36,8 +35,8 @@ CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
 NO_PART = "no gradient arrived, because the loss does not depend on the tensor"
 
-# Modules, and autograd, may call the hooks from several threads.
-_lock = threading.RLock()
+WATCHED = "Tensor"
+"""Stands for the type of the module in the summary of a tensor that was passed to `watch`."""
 
 Tensors = Tensor | dict[str, Tensor]
 """One tensor, or several by the index or key that leads to each."""
@@ -140,22 +139,22 @@ class _OfRoles:
     @property
     def input(self) -> Tensors:
         """The module's input."""
-        return self._of("input")
+        return self._call("input").of("input")
 
     @property
     def output(self) -> Tensors:
         """The module's output."""
-        return self._of("output")
+        return self._call("output").of("output")
 
     @property
     def grad_input(self) -> Tensors:
         """The gradient that the module passed back to its input."""
-        return self._of("grad_input")
+        return self._call("grad_input").of("grad_input")
 
     @property
     def grad_output(self) -> Tensors:
         """The gradient with respect to the module's output."""
-        return self._of("grad_output")
+        return self._call("grad_output").of("grad_output")
 
     def image(self, role: CaptureRole = "output", *, samples: int = 2, channels: int = 16) -> Image.Image:
         """Draw a captured tensor as feature maps, one square of channels for each sample, as `FeatureMapLogger` does.
@@ -181,15 +180,13 @@ class _OfRoles:
         """
         check_whole("samples", samples)
         check_whole("channels", channels)
-        tensors = self._of(role)
+        call = self._call(role)
+        tensors = call.of(role)
         index, tensor = ("", tensors) if isinstance(tensors, Tensor) else next(iter(tensors.items()))
-        name, module = self._origin()
+        name, module = call.module.name, call.module.module
         return picture_of(tensor, name, module, role, index, samples=samples, channels=channels, size=64).image()
 
-    def _of(self, role: Role) -> Tensors:
-        raise NotImplementedError
-
-    def _origin(self) -> tuple[str, nn.Module]:
+    def _call(self, role: Role) -> "CapturedCall":
         raise NotImplementedError
 
 
@@ -225,7 +222,6 @@ class CapturedModule(_OfRoles):
         why: A function that takes name and role and returns the reason why nothing was captured.
         module: The module; for a tensor that was passed to `watch`, an `nn.Identity`.
         calls: What was captured of each call, in the order of the calls.
-        is_ambiguous: Whether there were gradients that cannot be assigned to a call.
     """
 
     name: str
@@ -234,7 +230,6 @@ class CapturedModule(_OfRoles):
     why: Callable[[str, Role], str] = field(repr=False)
     module: nn.Module = field(default_factory=nn.Identity, repr=False, compare=False)
     calls: list["CapturedCall"] = field(default_factory=list)
-    is_ambiguous: bool = field(default=False, repr=False)
 
     def __repr__(self) -> str:
         parts = [f"{role} {_shapes(kept)}" for call in self.calls[:1] for role, kept in call.kept.items()]
@@ -242,17 +237,13 @@ class CapturedModule(_OfRoles):
             parts.append(f"{len(self.calls)} calls")
         return f"{self.name or 'model'} ({self.kind}): {'; '.join(parts)}"
 
-    def _of(self, role: Role) -> Tensors:
+    def _call(self, role: Role) -> "CapturedCall":
         if len(self.calls) > 1:
             raise LookupError(f"{self.name!r} was called {len(self.calls)} times: use .calls[0].{role}, and so on")
-        tensors: Tensors = getattr(self.calls[0] if self.calls else CapturedCall(self), role)
-        return tensors
+        return self.calls[0] if self.calls else CapturedCall(self)
 
-    def _origin(self) -> tuple[str, nn.Module]:
-        return self.name, self.module
-
-    def tensors(self) -> Iterator[tuple[int, Role, str, Tensor]]:
-        """Yield the call index, role, index or key ("" if there is only one) and tensor of each captured tensor.
+    def rows(self, has_pictures: bool = False) -> Iterator[list[str]]:
+        """Yield the cells of a summary's row for each captured tensor (see `HEADER`), and perhaps its picture.
 
         Raises:
             RuntimeError: a tensor has been changed in place since.
@@ -260,28 +251,23 @@ class CapturedModule(_OfRoles):
         for k, call in enumerate(self.calls):
             for role, kept in call.kept.items():
                 for path, one in kept.items():
-                    yield k, role, path, one.value(f"{role} of {self.name!r}")
+                    tensor = one.value(f"{role} of {self.name!r}")
+                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
+                    numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY)
+                    picture = [self._thumbnail(role, path, tensor)] if has_pictures else []
+                    yield [self.name, self.kind, which, shape_in_words(tensor), *numbers, *picture]
 
-    def rows(self) -> Iterator[list[str]]:
-        """Yield the cells of a summary's row for each captured tensor (see `HEADER`)."""
-        for k, role, path, tensor in self.tensors():
-            which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-            numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY)
-            yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
-
-    def thumbnails(self) -> Iterator[Markup]:
-        """Yield an `img` of the first sample for each row of a summary; "" where it cannot be drawn."""
-        for _, role, path, tensor in self.tensors():
-            try:
-                few = {"samples": 1, "channels": THUMBNAIL_CHANNELS}
-                picture = picture_of(tensor, self.name, self.module, role, path, **few, size=THUMBNAIL_SIZE)
-            except Exception:  # a kind of tensor that cannot be drawn; the numbers are still worth showing
-                yield Markup()
-                continue
-            file = BytesIO()
-            picture.tiles().save(file, "PNG")
-            style = f"height:{THUMBNAIL_HEIGHT}px;max-width:72px;image-rendering:pixelated;margin:0"
-            yield image_html(file.getvalue(), "image/png", picture.caption, style)
+    def _thumbnail(self, role: Role, path: str, tensor: Tensor) -> Markup:
+        """Return an `img` of the first sample; "" if it cannot be drawn."""
+        try:
+            few = {"samples": 1, "channels": THUMBNAIL_CHANNELS}
+            picture = picture_of(tensor, self.name, self.module, role, path, **few, size=THUMBNAIL_SIZE)
+        except Exception:  # a kind of tensor that cannot be drawn; the numbers are still worth showing
+            return Markup()
+        file = BytesIO()
+        picture.tiles().save(file, "PNG")
+        style = f"height:{THUMBNAIL_HEIGHT}px;max-width:72px;image-rendering:pixelated;margin:0"
+        return image_html(file.getvalue(), "image/png", picture.caption, style)
 
     def _repr_html_(self) -> str:
         return _html_of([self])
@@ -291,30 +277,26 @@ class CapturedCall(_OfRoles):
     """What was captured of one call of a module."""
 
     def __init__(self, module: CapturedModule) -> None:
-        self._module = module
+        self.module = module
         self.kept: dict[Role, dict[str, KeptTensor]] = {}
 
     def __repr__(self) -> str:
         return "; ".join(f"{role} {_shapes(kept)}" for role, kept in self.kept.items())
 
-    def _of(self, role: Role) -> Tensors:
-        module = self._module
-        if role not in module.roles:
-            asked = ", ".join(module.roles)
-            raise LookupError(f"the {role} of {module.name!r} was not captured: roles= has only {asked}")
-        if role.startswith("grad") and module.is_ambiguous:
-            raise LookupError(
-                f"{module.name!r} was called several times and recomputed by a checkpoint, so it is unknown "
-                "which call a gradient belongs to. Pass use_reentrant=False to checkpoint()."
-            )
+    def _call(self, role: Role) -> "CapturedCall":
+        return self
+
+    def of(self, role: Role) -> Tensors:
+        """Return the tensors of a role, see `CapturedModule`."""
+        name = self.module.name
+        if role not in self.module.roles:
+            asked = ", ".join(self.module.roles)
+            raise LookupError(f"the {role} of {name!r} was not captured: roles= has only {asked}")
         kept = self.kept.get(role)
         if not kept:
-            raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")
-        values = {path: one.value(f"the {role} of {module.name!r}") for path, one in kept.items()}
+            raise LookupError(f"there is no {role} of {name!r}: {self.module.why(name, role)}")
+        values = {path: one.value(f"the {role} of {name!r}") for path, one in kept.items()}
         return values[""] if list(values) == [""] else values
-
-    def _origin(self) -> tuple[str, nn.Module]:
-        return self._module.name, self._module.module
 
 
 @dataclass
@@ -358,7 +340,7 @@ class Captured(Mapping[str, CapturedModule]):
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
         self._found = {
-            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why_of_module, module)
+            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why, module)
             for name, module in modules.items()
         }
 
@@ -366,14 +348,11 @@ class Captured(Mapping[str, CapturedModule]):
     def attached(self) -> Iterator[None]:
         """Capture tensors in this context. `hookboard.capture` enters it; users need not."""
         with self._hooks:
-            self._hooks.callback(self._stop)
+            self._hooks.callback(self._taps.detach)
+            self._hooks.callback(setattr, self._switch, "on", False)
             self._taps.attach()
             self._taps.active = self._switch.on = True
             yield
-
-    def _stop(self) -> None:
-        self._switch.on = False
-        self._taps.detach()
 
     def __getitem__(self, name: str) -> CapturedModule:
         if name not in self._found:
@@ -414,41 +393,29 @@ class Captured(Mapping[str, CapturedModule]):
         return edited_gradient(tensor, lambda gradient: apply_rule(edit_grad, gradient, f"gradient of {name!r}"))
 
     def _watch(self, tensor: Tensor, name: str) -> None:
-        with _lock:
-            index = self._begin_call(tensor, name)
-            is_wanted = self._most is None or index < self._most
-            if is_wanted and not in_backward():
-                self._keep(Site(name, "output"), index, tensor)
-        if is_wanted and tensor.requires_grad:
+        if name not in self._found:
+            self._found[name] = CapturedModule(name, WATCHED, ("output", "grad_output"), self._why)
+        watched = self._found[name]
+        if watched.kind != WATCHED:
+            raise ValueError(f"{name!r} is the name of a module: give the tensor another name")
+        index = len(watched.calls)
+        if in_backward():  # a checkpoint computes it again; which of several calls this is cannot be told
+            if index != 1:
+                return
+            index = 0
+        else:
+            self._keep(Site(name, "output"), index, tensor)
+        if tensor.requires_grad:
             observe = self._open(Site(name, "grad_output"))
             self._hooks.enter_context(watch_output(tensor, functools.partial(observe, index), self._switch))
 
-    def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Return the index of the call that a tensor counts as.
-
-        It is UNKNOWN if a checkpoint computes the tensor again, and `name` has not just one call.
-        """
-        if name not in self._found:
-            self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
-        watched = self._found[name]
-        if watched.kind != "Tensor":
-            raise ValueError(f"{name!r} is the name of a module: give the tensor another name")
-        reason = "" if tensor.requires_grad else f"the tensor {why_no_gradient(tensor)}"
-        watched.why = lambda *_: reason or self._why_no_backward() or NO_PART
-        count = len(watched.calls)
-        if in_backward():  # a checkpoint computes it again
-            return 0 if count == 1 else UNKNOWN
-        return count
-
-    def _why_of_module(self, name: str, role: Role) -> str:
-        cause = self._taps.why_silent(name, role)
-        return self._why_no_backward() or cause if cause == NO_GRADIENT else cause
-
-    def _why_no_backward(self) -> str:
-        """Return a sentence if no gradient has arrived at any captured tensor; otherwise ""."""
+    def _why(self, name: str, role: Role) -> str:
+        """Return why there is no tensor of a role, as a clause."""
+        cause = NO_PART if self._found[name].kind == WATCHED else self._taps.why_silent(name, role)
         calls = (call for captured in self._found.values() for call in captured.calls)
-        if any(ROLES[role].is_gradient for call in calls for role in call.kept):
-            return ""
+        has_gradient = any(ROLES[role].is_gradient for call in calls for role in call.kept)
+        if has_gradient or cause not in (NO_PART, NO_GRADIENT):
+            return cause
         return "no gradient arrived inside the block; call backward() before the block ends"
 
     def summary(self) -> ShownText:
@@ -458,11 +425,6 @@ class Captured(Mapping[str, CapturedModule]):
         """
         rows = [row for captured in self._found.values() for row in captured.rows()]
         return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))
-
-    def __sub__(self, other: object) -> NoReturn:
-        raise TypeError(
-            "captures cannot be subtracted: hookboard.compare(model, other, inputs) finds where two models differ"
-        )
 
     def __repr__(self) -> str:
         return "\n".join(["Captured:", *(f"  {captured!r}" for captured in self._found.values())])
@@ -482,21 +444,18 @@ class Captured(Mapping[str, CapturedModule]):
         return observe
 
     def _keep(self, site: Site, index: int, tensor: Tensor) -> None:
-        if self._most is not None and index >= self._most:
+        # It is unknown which call a gradient belongs to if a reentrant checkpoint recomputes one of several.
+        if index == UNKNOWN or (self._most is not None and index >= self._most):
             return
-        with _lock:
-            captured = self._found[site.name]
-            if index == UNKNOWN:
-                captured.is_ambiguous = True
-                return
-            while len(captured.calls) <= index:
-                captured.calls.append(CapturedCall(captured))
-            slots = captured.calls[index].kept.setdefault(site.role, {})
-            earlier = slots.get(site.index)
-            if earlier is not None and site.role.startswith("grad"):
-                # Of several backward passes the gradients add up, as they do in `.grad`.
-                tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
-            slots[site.index] = self._kept(tensor)
+        captured = self._found[site.name]
+        while len(captured.calls) <= index:
+            captured.calls.append(CapturedCall(captured))
+        slots = captured.calls[index].kept.setdefault(site.role, {})
+        earlier = slots.get(site.index)
+        if earlier is not None and site.role.startswith("grad"):
+            # Of several backward passes the gradients add up, as they do in `.grad`.
+            tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
+        slots[site.index] = self._kept(tensor)
 
     def _kept(self, tensor: Tensor) -> KeptTensor:
         # An inference tensor has no version that would tell a change: it is copied in any case.
@@ -514,14 +473,7 @@ def _shapes(kept: Mapping[str, KeptTensor]) -> str:
 
 def _html_of(modules: Iterable[CapturedModule]) -> str:
     """Return the summary of some modules as an HTML table, with a picture of the first sample of each tensor."""
-    return table_html([*HEADER, "first sample"], [row for one in modules for row in _html_rows_of(one)])
-
-
-def _html_rows_of(one: CapturedModule) -> list[list[str]]:
-    try:
-        return [[*row, picture] for row, picture in zip(one.rows(), one.thumbnails(), strict=True)]
-    except RuntimeError:
-        return [[one.name, one.kind, "changed in place after it was captured", *[""] * 5]]
+    return table_html([*HEADER, "first sample"], [row for one in modules for row in one.rows(has_pictures=True)])
 
 
 def _described(tensor: Tensor) -> list[float]:

@@ -4,6 +4,7 @@ To add a rule, write a subclass of `EditRule`; `python -m benchmarks.document` e
 """
 
 import copy
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
 from hookboard.base.torch_private import in_backward, modules_in, version_of
-from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, hooked
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, Hooks, hooked
 from hookboard.measure.own_call import is_own_call, spare_of
 from hookboard.model.layouts import shape_in_words
 from hookboard.model.nested import map_tensors
@@ -162,7 +163,7 @@ class Noise(EditRule):
 
     Args:
         std: The standard deviation of the noise.
-        seed: The seed of the generators. A copied or unpickled rule starts from this seed again.
+        seed: The seed of the generators. A copied or unpickled rule goes on where this one is.
 
     Examples:
         >>> before = torch.get_rng_state()
@@ -188,26 +189,6 @@ class Noise(EditRule):
         generator = self._generators[tensor.device]
         noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
         return tensor + self.std * noise
-
-    def with_its_state(self) -> "Noise":
-        """Return a copy that will draw the same numbers as this rule would next.
-
-        >>> noise = Noise(1.0)
-        >>> _ = noise(torch.zeros(2))
-        >>> noise.with_its_state()(torch.zeros(2)).equal(noise(torch.zeros(2)))
-        True
-        """
-        twin = Noise(self.std, self.seed)
-        twin._generators.update({device: each.clone_state() for device, each in self._generators.items()})
-        return twin
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generators: a copy starts from the seed."""
-        return {"std": self.std, "seed": self.seed, "_generators": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` returned."""
-        self.__dict__.update(state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,8 +282,8 @@ class Edits:
     the one attached first applies first.
 
     In a call that hookboard makes itself (`hookboard.measure.own_call`) a copy of the rule is applied, so that the rule
-    does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`, `Noise` with the
-    state of its generators. What a plain function keeps in a closure or a global is not copied.
+    does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`; what a plain
+    function keeps in a closure or a global is not copied.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: EditFunction) -> None:
@@ -317,11 +298,15 @@ class Edits:
         for name, module in self._modules.items():
             _check(name, module, self._role)
         for name, module in self._modules.items():
-            hook = _EditHook(name, self._role, self._rule, self._made)
-            of_output = self._role in ("output", "grad_output")
-            given = (None, hook.after) if of_output else (hook.before, None)
-            place = EDITS_GRADIENTS if self._role.startswith("grad") else EDITS_VALUES
-            self._hooks.enter_context(hooked(module, *given, place=place))
+            self._hooks.enter_context(self._hook(name, module))
+
+    def _hook(self, name: str, module: nn.Module) -> Hooks:
+        # What is hooked holds no module, because autograd graphs hold it.
+        change = functools.partial(_edited, name, self._role, self._rule, self._made)
+        place = EDITS_GRADIENTS if self._role.startswith("grad") else EDITS_VALUES
+        if self._role.endswith("input"):
+            return hooked(module, lambda _, args, kwargs: change((args, kwargs)), place=place)
+        return hooked(module, after=lambda _, args, output: change(output), place=place)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -346,52 +331,20 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
         )
 
 
-class _EditHook:
-    """The hooks of one module that apply a rule to its tensors of one role, and add its name to `made`.
+def _edited(name: str, role: EditRole, rule: EditFunction, made: set[str], value: Any) -> Any:
+    """Apply a rule to the tensors, or their gradients, that a module takes or returns, and add its name to `made`."""
+    if is_own_call():  # decided now, for the gradient too: backward may run in another thread
+        rule, made = spare_of(rule, copy.deepcopy), set()
 
-    They hold no module, because autograd graphs hold them.
-    """
+    def change(tensor: Tensor) -> Tensor:
+        if isinstance(rule, Noise) and role in ("input", "output") and in_backward():
+            raise RuntimeError(f"{name!r} is checkpointed, so its recomputation would draw different noise")
+        made.add(name)
+        return apply_rule(rule, tensor, f"{role} of {name!r}")
 
-    def __init__(self, name: str, role: EditRole, rule: EditFunction, made: set[str]) -> None:
-        self.name = name
-        self.role = role
-        self.rule = rule
-        self.made = made
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return self._changed(output)
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._changed((args, kwargs))
-
-    def _changed(self, value: Any) -> Any:
-        # Decided now, for the gradient too: backward may run in another thread.
-        rule, made = (spare_of(self.rule, _copied), set()) if is_own_call() else (self.rule, self.made)
-
-        def change(tensor: Tensor) -> Tensor:
-            return self._apply(rule, tensor, made)
-
-        if self.role in ("grad_input", "grad_output"):
-            return map_tensors(lambda t: edited_gradient(t, change) if t.requires_grad else t, value)
-        return map_tensors(lambda t: change(t) if t.is_floating_point() or t.is_complex() else t, value)
-
-    def _apply(self, rule: EditFunction, tensor: Tensor, made: set[str]) -> Tensor:
-        if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
-            raise RuntimeError(f"{self.name!r} is checkpointed, so its recomputation would draw different noise")
-        made.add(self.name)
-        return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
-
-
-def _copied(rule: EditFunction) -> EditFunction:
-    """Copy a rule with its current state."""
-    if isinstance(rule, Noise):
-        return rule.with_its_state()
-    try:
-        return copy.deepcopy(rule)
-    except Exception as error:  # the rule is the user's, and so is what it raises
-        raise RuntimeError(
-            f"hookboard must copy the rule {rule!r} to call the model once more, but the rule cannot be copied: {error}"
-        ) from error
+    if role in ("grad_input", "grad_output"):
+        return map_tensors(lambda t: edited_gradient(t, change) if t.requires_grad else t, value)
+    return map_tensors(lambda t: change(t) if t.is_floating_point() or t.is_complex() else t, value)
 
 
 def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
