@@ -155,7 +155,7 @@ def test_what_was_found_is_written_before_the_script_ends_and_optimizers_are_not
     assert [one["rule"] for one in json.loads((tmp_path / "found.json").read_text())] == ["loss_input"]
     for _ in range(9):
         reader.wait(torch.optim.SGD(net.parameters(), 0.1))
-    assert reader._optimizers == []
+    assert not reader._optimizers
 
 
 def modes():

@@ -77,7 +77,7 @@ def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
     model.net[1].momentum = 0.0
     fit(tmp_path, model, pictures_of(2), Keeps("net.0", every_n_steps=1), max_epochs=2, **VALIDATED)
-    (first,), (second,) = (kept.values() for kept in seen)
+    ((first, _),), ((second, _),) = (kept.values() for kept in seen)
     assert torch.equal(first.values, second.values)
 
 

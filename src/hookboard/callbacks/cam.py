@@ -232,7 +232,7 @@ def _labels_in(batch: Any, call: Classification) -> Tensor | None:
     ones = (
         t for _, t in tensors_in(batch) if shape_of(t) == (call.of,) and not (t.is_floating_point() or t.is_complex())
     )
-    return next((t[: call.count].long().cpu() for t in ones), None)
+    return next((t[: len(call.pictures)].long().cpu() for t in ones), None)
 
 
 def _as_maps(tensor: Tensor, seen: Attribution, aspect: float | None) -> Tensor:

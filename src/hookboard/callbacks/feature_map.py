@@ -126,90 +126,78 @@ class FeatureMapLogger(PictureLogger):
                 "select others with `modules` or `types`."
             )
             names = list(found)
-            found = {(name := names[round(k * (len(names) - 1) / (count - 1))]): found[name] for k in range(count)}
+            spread = [names[round(k * (len(names) - 1) / (count - 1))] for k in range(count)]
+            found = {name: found[name] for name in spread}
         return Selection(found)
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
-        modules = state.selection.modules
+        modules, aspect = state.selection.modules, aspect_of(tensors_in(batch))
         inputs, count = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
-        taken = _ShownTensors(aspect_of(tensors_in(batch)), inputs, count)
 
         def open_site(site: Site) -> Observer:
             module = modules[site.name]
 
             def keep_first(tensor: Tensor) -> None:
-                if site not in taken.shown and site not in taken.refused:
-                    self._keep(taken, site, tensor, module)
+                if site in taken.shown:
+                    return
+                try:
+                    tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
+                    maps = maps_in(tensor[: self.samples], module, aspect=aspect, index=site.index)
+                except (ValueError, IndexError) as error:
+                    taken.refused[site.name] = str(error)
+                    return
+                # More samples than the batch has, such as windows of the pictures, are in another order.
+                part = select_maps(maps, channels=self.channels, size=self.size)
+                taken.shown[site] = part, inputs if len(tensor) == count else None
 
             return keep_first
 
-        state.taps = Taps(modules, ["output"], open_site, model=model)
-        state.until_batch_end.callback(state.taps.detach)
-        state.taps.attach()
-        state.taps.active = True
+        taken = _ShownTensors(Taps(modules, ["output"], open_site, model=model))
+        state.until_batch_end.callback(taken.taps.detach)
+        taken.taps.attach()
+        taken.taps.active = True
         return taken
-
-    def _keep(self, taken: "_ShownTensors", site: Site, tensor: Tensor, module: nn.Module) -> None:
-        """Copy the maps to show of an output into `taken.shown`, or note in `taken.refused` why it cannot be drawn."""
-        try:
-            tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
-            maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
-        except (ValueError, IndexError) as error:
-            taken.refused[site] = str(error)
-            return
-        taken.shown[site] = select_maps(maps, channels=self.channels, size=self.size)
-        if len(tensor) == taken.count:  # others, such as windows of the pictures, are in another order
-            taken.of_inputs.add(site)
 
     def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
         taken: _ShownTensors = state.taken
         if state.is_first:
             self._name_gaps(loop, state, taken)
-        inputs = None if taken.inputs is None else drawn_inputs(taken.inputs.cpu(), 2 * self.size)
         pictures = {}
-        for site, part in taken.shown.items():
+        for site, (part, inputs) in taken.shown.items():
             if part.values.numel():
                 there, name = replace(part, values=part.values.cpu()), f"{site.path} ({self._source(state)})"
-                own = inputs if site in taken.of_inputs else None
-                drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=own)
+                beside = None if inputs is None else drawn_inputs(inputs.cpu(), 2 * self.size)
+                drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=beside)
                 pictures[self._tag(site.path)] = drawn
         return pictures
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
         """Warn once about all modules without a picture, with the reason for each.
 
-        If the user named no modules, warn only if there is no picture at all.
+        If the user named no modules, warn only if there is no picture at all: some modules may never be called, such as
+        auxiliary heads.
         """
-        assert state.taps is not None
-        expected = list(state.taps.expected())
-        causes = {site.name: cause for site, cause in taken.refused.items()}
-        missing = [(name, role) for name, role in expected if name not in {site.name for site in taken.shown}]
-        # Of modules that the user did not name, some may never be called, such as auxiliary heads.
-        if missing and (self.modules is not None or self.types is not None or not taken.shown):
-            gaps = [(name, role, causes.get(name) or state.taps.why_silent(name, role)) for name, role in missing]
-            listed = listed_gaps(gaps, names_in(loop.model))
-            rank_zero_warn(f"{self._name}: no picture of {len(gaps)} out of {len(expected)} modules:{listed}")
+        names, drawn = list(state.selection.modules), {site.name for site in taken.shown}
+        missing = [name for name in names if name not in drawn]
+        if missing and (self.modules is not None or self.types is not None or not drawn):
+            causes = {name: taken.refused.get(name) or taken.taps.why_silent(name, "output") for name in missing}
+            listed = listed_gaps(((name, "output", cause) for name, cause in causes.items()), names_in(loop.model))
+            rank_zero_warn(f"{self._name}: no picture of {len(missing)} out of {len(names)} modules:{listed}")
 
 
 @dataclass
 class _ShownTensors:
-    """The maps that the hooks have copied in one batch.
+    """What the hooks have copied in one batch.
 
     Args:
-        aspect: height / width of the images in the batch; None if there are none.
-        inputs: the first of these images, to draw beside the maps; None if there are none.
-        count: how many images the batch has.
-        shown: the maps to draw, by site.
-        of_inputs: the sites with a sample for each image.
-        refused: why an output cannot be drawn, by site.
+        taps: the hooks.
+        shown: the maps to draw, by site, and the pictures to draw beside them; None for no pictures.
+        refused: why an output cannot be drawn, by name of the module.
     """
 
-    aspect: float | None
-    inputs: Tensor | None
-    count: int
-    shown: dict[Site, SelectedMaps] = field(default_factory=dict)
-    of_inputs: set[Site] = field(default_factory=set)
-    refused: dict[Site, str] = field(default_factory=dict)
+    taps: Taps
+    shown: dict[Site, tuple[SelectedMaps, Tensor | None]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def _is_worth_showing(module: nn.Module) -> bool:

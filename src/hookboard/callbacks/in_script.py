@@ -115,7 +115,7 @@ class _LoopReader:
     def __init__(self) -> None:
         self._until_end = ExitStack()
         self._live: LiveStep | None = None
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._optimizers = weakref.WeakSet[Optimizer]()
         self._is_over = self._has_stepped = False
         self._thread = 0
 
@@ -126,7 +126,7 @@ class _LoopReader:
         if not self._optimizers:
             self._thread = threading.get_ident()
             self._at_forward(self._follow)
-        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizers.add(optimizer)
 
     def _is_here(self) -> bool:
         """Return False in another thread than that of the loop, and in code that is being compiled."""
@@ -153,7 +153,7 @@ class _LoopReader:
 
     def _follow(self, module: nn.Module) -> None:
         """Begin to read with this call, if it trains parameters of an optimizer."""
-        optimizers = [one for known in self._optimizers if (one := known()) is not None]
+        optimizers = list(self._optimizers)
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         is_training = module.training and torch.is_grad_enabled()
         if not is_training or trained.isdisjoint(map(id, parameters_in(module).values())):

@@ -13,7 +13,6 @@ from hookboard.images.picture import Picture
 from hookboard.loops.callback import HookboardCallback, why_no_step
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import StageState, is_due
-from hookboard.measure.taps import Taps
 from hookboard.model.sites import MODEL, Stage
 from hookboard.writers.entry import Entry
 
@@ -30,7 +29,6 @@ class PictureState(StageState):
         is_awaited: True if the running evaluation has still to reach the batch that is shown.
         is_first: True until the first pictures are made.
         taken: what `_take` returned, from the start of the batch until its pictures are made.
-        taps: the hooks of the batch, if the callback uses `Taps`.
         start: a tensor of each module from the start of the fit, to compare with.
     """
 
@@ -38,13 +36,7 @@ class PictureState(StageState):
     is_awaited: bool = field(default=False, kw_only=True)
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
-    taps: Taps | None = field(default=None, kw_only=True)
     start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)
-
-    def observe(self, on: bool) -> None:
-        """Switch the taps on or off: off while we compute something ourselves."""
-        if self.taps is not None:
-            self.taps.active = on
 
 
 class PictureLogger(HookboardCallback[PictureState]):
@@ -117,7 +109,8 @@ class PictureLogger(HookboardCallback[PictureState]):
         step = loop.logged_step
         if state.every_n_steps:
             state.is_awaited = state.last is None or step - state.last >= state.every_n_steps
-            state.last = step if state.is_awaited else state.last
+            if state.is_awaited:
+                state.last = step
 
     def _wants(self, loop: Loop, state: PictureState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage == "train":

@@ -46,25 +46,18 @@ class Classification:
     """A call that turned pictures of shape (n, channels, height, width) into class scores.
 
     Args:
+        pictures: the pictures among its arguments, shape (n, channels, height, width).
         args: its positional arguments, copied, for the first samples only.
         calls: the calls of modules inside it, in the order in which they ended.
-        count: number of samples in `args` and `kwargs`.
         of: number of samples in the batch.
     """
 
     module: nn.Module
+    pictures: Tensor
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     calls: Sequence[InnerCall]
-    count: int
     of: int
-
-    @property
-    def pictures(self) -> Tensor:
-        """The pictures among the arguments, shape (n, channels, height, width)."""
-        pictures = _pictures_in((self.args, self.kwargs))
-        assert pictures is not None
-        return pictures
 
 
 class ClassificationTap:
@@ -119,7 +112,7 @@ class ClassificationTap:
 
         # What is made under inference_mode could not be saved for a gradient.
         with torch.inference_mode(False):
-            kept = None if pictures is None else map_tensors(first_samples, (args, kwargs))
+            kept = None if pictures is None else map_tensors(first_samples, (pictures, args, kwargs))
         self._running.append((len(self._calls), kept, module.__dict__.get("forward")))
 
     def _leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
@@ -130,9 +123,8 @@ class ClassificationTap:
         # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
         is_redirected = module.__dict__.get("forward") is not forward
         if pictures is not None and is_outer and not is_redirected and scores_in(output, len(pictures)) is not None:
-            self._depth_of_found, (args, kwargs) = depth, kept
-            count = min(len(pictures), self._samples)
-            self.found = Classification(module, args, kwargs, self._calls[start:], count, len(pictures))
+            self._depth_of_found, (shown, args, kwargs) = depth, kept
+            self.found = Classification(module, shown, args, kwargs, self._calls[start:], len(pictures))
 
 
 def _pictures_in(given: object) -> Tensor | None:
@@ -269,8 +261,7 @@ def attribute(
     classes), to the class of each sample.
 
     Raises:
-        ValueError: no layer was called, the model did not return class scores again, or with `with_gradient` they
-            depend on no layer.
+        ValueError: with `with_gradient`, the class scores depend on no layer.
     """
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
     held: dict[TargetLayer, Tensor] = {}
@@ -280,14 +271,11 @@ def attribute(
             hooks.enter_context(_cut_graph(layer, held))
         if linear:
             hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0])))
-        scores = scores_in(call.module(*call.args, **call.kwargs), call.count)
-        if not held:
-            raise ValueError(f"module {layers[-1].name!r} was not called with a floating-point tensor")
-        if scores is None:
-            raise ValueError("when called again, the model did not return class scores")
+        scores = scores_in(call.module(*call.args, **call.kwargs), len(call.pictures))
+        assert scores is not None, "the model returned class scores before"
         classes = choose(scores.detach())
         gradients: Sequence[Tensor | None] = [None] * len(held)
-        if with_gradient and scores.requires_grad:
+        if with_gradient and scores.requires_grad and held:
             score = scores.gather(1, classes[:, None]).sum()
             gradients = torch.autograd.grad(score, [*held.values()], allow_unused=True)
         weight = _for_classes(whole(linear[-1].weight), 0) if linear else None
