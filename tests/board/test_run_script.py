@@ -79,7 +79,7 @@ def python(python, tmp_path):
         (tmp_path / name).write_text(textwrap.dedent(text))
         bare = [python, "-c", WARM, python] if is_warm else [sys.executable]
         start = bare if options is None else [sys.executable, "-m", "hookboard", "run", *options]
-        command = [*start, *([] if any(one.startswith("-m") for one in options or ()) else [name]), *given]
+        command = [*start, *([] if "-m" in (options or ()) else [name]), *given]
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
     python(spawns, options=JSON)
     assert verdicts(tmp_path) == [("alarm", "loss_input")]
     (tmp_path / "found.json").unlink()
-    run = python(f"{LOOP}\ntrain()", options=[*JSON, "-mtorch.distributed.run", "--nproc-per-node=1", "train.py"])
+    run = python(f"{LOOP}\ntrain()", options=[*JSON, "-m", "torch.distributed.run", "--nproc-per-node=1", "train.py"])
     assert verdicts(tmp_path) == [("alarm", "loss_input")]
     assert "nothing was watched" not in run.stderr
 

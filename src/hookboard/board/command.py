@@ -46,10 +46,6 @@ def main(given: Sequence[str] | None = None) -> int:
         SystemExit: the arguments are wrong, or ask for help.
     """
     made = parser()
-    given = list(sys.argv[1:] if given is None else given)
-    place = next((i for i, one in enumerate(given) if one.startswith("-m") and one != "-m"), 0)
-    if place and given[0] == "run" and not made.parse_args(given[:place]).script:
-        given[place : place + 1] = ["-m", given[place][2:]]  # as Python takes it too
     arguments = made.parse_args(given)
     if arguments.command is None:
         made.print_help(sys.stderr)
