@@ -142,6 +142,7 @@ def test_a_model_that_is_never_in_training_mode_is_said(reader, caplog):
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     reader.wait(optimizer)
     steps(net, optimizer)
+    del optimizer  # as that of a function that has ended
     reader.end()
     assert "no module with trained parameters was called in training mode" in caplog.text
 

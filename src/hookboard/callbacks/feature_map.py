@@ -160,7 +160,7 @@ class FeatureMapLogger(PictureLogger):
 
     def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
         taken: _ShownTensors = state.taken
-        if state.is_first:
+        if state.last is None:
             self._name_gaps(loop, state, taken)
         pictures = {}
         for site, (part, inputs) in taken.shown.items():

@@ -116,14 +116,15 @@ class _LoopReader:
         self._until_end = ExitStack()
         self._live: LiveStep | None = None
         self._optimizers = weakref.WeakSet[Optimizer]()
-        self._is_over = self._has_stepped = False
-        self._thread = 0
+        self._is_over = self._has_stepped = self._is_first = False
+        self._thread: int | None = None
+        """The thread of the loop; None until there is an optimizer."""
 
     def wait(self, optimizer: Optimizer) -> None:
         """Wait for the forward pass of a module that an optimizer trains, which may not be complete yet."""
         if self._is_over:
             return
-        if not self._optimizers:
+        if self._thread is None:
             self._thread = threading.get_ident()
             self._at_forward(self._follow)
         self._optimizers.add(optimizer)
@@ -153,10 +154,11 @@ class _LoopReader:
 
     def _follow(self, module: nn.Module) -> None:
         """Begin to read with this call, if it trains parameters of an optimizer."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
         optimizers = list(self._optimizers)
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
-        is_training = module.training and torch.is_grad_enabled()
-        if not is_training or trained.isdisjoint(map(id, parameters_in(module).values())):
+        if trained.isdisjoint(map(id, parameters_in(module).values())):
             return
         self.give_up()  # the hook that has called this: the code that comes is compiled without it
         model = _holder_of(trained, module)
@@ -167,7 +169,8 @@ class _LoopReader:
             )
             return
         loop = BareLoop(model, optimizers, [], [], None, False, 1)
-        live = self._live = LiveStep(loop)
+        live, self._is_first = LiveStep(loop), loop.is_rank_zero
+        self._live = live
 
         def hear(backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
             if len(losses) == 1:
@@ -192,7 +195,7 @@ class _LoopReader:
         self._until_end.close()
         if live is not None and self._has_stepped:
             self._say(live)
-        elif self._optimizers:
+        elif self._thread is not None and not self._is_over:
             inform(
                 "no training step was inspected because no module with trained parameters was called in training mode. "
                 "Call model.train()."
@@ -205,7 +208,8 @@ class _LoopReader:
             found = Findings(one for one in facts.findings if one.rule in asked)
             more = more_on(one.rule for one in found)
             inform("\n".join(filter(None, [f"{READ} {found}", more, _ADVICE])))
-            _write_json(self, [dataclasses.replace(one, since=0) for one in found])
+            if self._is_first:
+                _write_json(self, [dataclasses.replace(one, since=0) for one in found])
 
 
 _reader = _LoopReader()

@@ -92,7 +92,7 @@ class KernelLogger(PictureLogger):
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Draw the kernels at the end of a fit that was too short to draw them before."""
-        if state.is_first and state.every_n_steps and loop.logged_step:
+        if state.last is None and state.every_n_steps and loop.logged_step:
             self._end_batch(loop, state, has_stepped=True)
         super()._end_training(loop, state)
 

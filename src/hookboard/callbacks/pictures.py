@@ -25,16 +25,14 @@ class PictureState(StageState):
     """The state of a callback that logs pictures, in one stage.
 
     Args:
-        last: the optimizer step of the last evaluation whose pictures were logged; None before.
+        last: the optimizer step of the last pictures; None before the first.
         is_awaited: True if the running evaluation has still to reach the batch that is shown.
-        is_first: True until the first pictures are made.
         taken: what `_take` returned, from the start of the batch until its pictures are made.
         start: a tensor of each module from the start of the fit, to compare with.
     """
 
     last: int | None = field(default=None, kw_only=True)
     is_awaited: bool = field(default=False, kw_only=True)
-    is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
     start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)
 
@@ -105,12 +103,9 @@ class PictureLogger(HookboardCallback[PictureState]):
         return STEPS_PER_LOG * loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _begin_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """Set `is_awaited` if pictures of this evaluation are due, and then `last` to its step."""
-        step = loop.logged_step
+        """Set `is_awaited` if pictures of this evaluation are due."""
         if state.every_n_steps:
-            state.is_awaited = state.last is None or step - state.last >= state.every_n_steps
-            if state.is_awaited:
-                state.last = step
+            state.is_awaited = state.last is None or loop.logged_step - state.last >= state.every_n_steps
 
     def _wants(self, loop: Loop, state: PictureState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage == "train":
@@ -128,7 +123,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Make and write the pictures; in training, only if the optimizers have stepped."""
         if has_stepped:
             pictures = self._pictures(loop, state)
-            state.is_first, state.taken = False, None
+            state.last, state.taken = loop.logged_step, None
             # Only now: for sharded weights, `_pictures` is a collective.
             if pictures and loop.is_rank_zero:
                 state.loggers.write(Entry(loop.logged_step, pictures=pictures))
@@ -144,7 +139,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Log a line if the fit was too short for pictures."""
-        if state.stage == "train" and state.is_first and state.every_n_steps:
+        if state.stage == "train" and state.last is None and state.every_n_steps:
             inform(f"{self._name} showed nothing: {why_no_step(loop, state.every_n_steps)}.")
 
     def _source(self, state: PictureState) -> str:

@@ -287,16 +287,10 @@ def attribute(
             "`modules`"
         )
     layer, gradient = read[-1]
-    tensors = {
-        "activation": held[layer],
-        "gradient": gradient,
-        "scores": scores,
-        "classes": classes,
-        "pooled": pooled[-1] if pooled else None,
-        "weight": weight[classes] if weight is not None and len(weight) == scores.shape[1] else None,
-    }
-    host: dict[str, Any] = {name: t if t is None else t.detach().cpu() for name, t in tensors.items()}
-    return Attribution(layer, **host)
+    of_classes = weight[classes] if weight is not None and len(weight) == scores.shape[1] else None
+    tensors = held[layer], gradient, scores, classes, pooled[-1] if pooled else None, of_classes
+    host: list[Any] = [None if tensor is None else tensor.detach().cpu() for tensor in tensors]
+    return Attribution(layer, *host)
 
 
 def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:

@@ -100,8 +100,11 @@ def capture(
     wanted = chosen("roles", roles, get_args(CaptureRole))
     check_switches(copy=copy)
     check_whole("calls", calls, otherwise="for all")
-    if device is not None:
-        _check_device(device)
+    try:
+        torch.empty(0, device=device)
+    except (TypeError, RuntimeError, AssertionError) as cause:  # the last one where torch was built without CUDA
+        valid = "an available device, such as 'cpu'"
+        raise wrong("device", device, valid, "to leave tensors where they are") from cause
     edits = []
     for one in edit if isinstance(edit, list | tuple) else [edit]:
         if not isinstance(one, Edit):
@@ -116,16 +119,6 @@ def capture(
         yield seen
     for each in edits:
         each.check_made()
-
-
-def _check_device(device: object) -> None:
-    error = wrong("device", device, "an available device, such as 'cpu'", "to leave tensors where they are")
-    if not isinstance(device, str | torch.device):
-        raise error
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as cause:  # the second one where torch was built without CUDA
-        raise error from cause
 
 
 def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:
