@@ -115,9 +115,7 @@ class Intervention(HookboardCallback[_EditState]):
             selection = Selection(select(model, self.modules, self.types))
         except NothingToSelectError as nothing:
             raise ValueError(f"Intervention changes nothing: {nothing}.") from nothing
-        edits = Edits(selection.modules, self.role, self.rule)
-        edits.attach()  # raises where a module cannot be edited
-        edits.detach()
+        Edits(selection.modules, self.role, self.rule)  # raises where a module cannot be edited
         return selection
 
     def _why_not(self, loop: Loop) -> str | None:

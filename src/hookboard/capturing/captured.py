@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
 from hookboard.base.eager import run_eagerly
-from hookboard.base.messages import unknown
+from hookboard.base.messages import Named
 from hookboard.base.prompts import Markup, ShownText, image_html, table_html, text_table
 from hookboard.base.torch_private import children_of, in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
@@ -332,10 +332,10 @@ class Captured(Mapping[str, CapturedModule]):
         self._switch = Switch()
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
-        self._found = {
-            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why, module)
-            for name, module in modules.items()
-        }
+        found = (
+            CapturedModule(n, type(module).__name__, tuple(roles), self._why, module) for n, module in modules.items()
+        )
+        self._found = Named("module", ((one.name, one) for one in found))
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -348,8 +348,6 @@ class Captured(Mapping[str, CapturedModule]):
             yield
 
     def __getitem__(self, name: str) -> CapturedModule:
-        if name not in self._found:
-            raise KeyError(str(unknown("module", name, self._found)))
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:

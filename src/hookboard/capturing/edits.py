@@ -284,9 +284,14 @@ class Edits:
     In a call that hookboard makes itself (`hookboard.measure.own_call`) a copy of the rule is applied, so that the rule
     does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`; what a plain
     function keeps in a closure or a global is not copied.
+
+    Raises:
+        ValueError: a module cannot be edited.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: EditFunction) -> None:
+        for name, module in modules.items():
+            _check(name, module, role)
         self._modules = dict(modules)
         self._role = role
         self._rule = rule
@@ -294,9 +299,7 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hook every module; if one cannot be edited, raise a ValueError and hook none."""
-        for name, module in self._modules.items():
-            _check(name, module, self._role)
+        """Hook every module."""
         for name, module in self._modules.items():
             self._hooks.enter_context(self._hook(name, module))
 
