@@ -49,13 +49,13 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2493,
+    "callbacks": 2450,
     "loops": 1030,
     "experiments": 697,
     "board": 1390,
-    "board/beside_script": 82,
+    "board/beside_script": 64,
     "comparing": 1117,
-    "capturing": 813,
+    "capturing": 687,
     "tracing": 4639,
     "health": 2192,
     "health/rules": 2689,

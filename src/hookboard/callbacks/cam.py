@@ -149,7 +149,7 @@ class CAMLogger(PictureLogger):
                 "one module, as in self(images)"
             )
         labels, method = _labels_in(batch, call), METHODS[self.method]
-        shown, aspect = unnormalized(call.pictures.cpu(), self.mean, self.std), aspect_of([("", call.pictures)])
+        shown, aspect = unnormalized(call.pictures, self.mean, self.std), aspect_of([("", call.pictures)])
         named = [[named_layer(call.calls, name)] for name in state.selection.modules]
         # Rank 0 alone calls the model, unless its weights are sharded: it would wait for the other ranks for ever.
         is_alone = loop.world_size > 1 and not loop.is_model_parallel

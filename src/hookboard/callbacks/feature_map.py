@@ -1,7 +1,7 @@
 """`FeatureMapLogger`: logs pictures of module outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -148,11 +148,11 @@ class FeatureMapLogger(PictureLogger):
                     return
                 # More samples than the batch has, such as windows of the pictures, are in another order.
                 part = select_maps(maps, channels=self.channels, size=self.size)
-                taken.shown[site] = part, inputs if len(tensor) == count else None
+                taken.shown[site] = part, len(tensor) == count
 
             return keep_first
 
-        taken = _ShownTensors(Taps(modules, ["output"], open_site, model=model))
+        taken = _ShownTensors(Taps(modules, ["output"], open_site, model=model), inputs)
         state.until_batch_end.callback(taken.taps.detach)
         taken.taps.attach()
         taken.taps.active = True
@@ -162,12 +162,12 @@ class FeatureMapLogger(PictureLogger):
         taken: _ShownTensors = state.taken
         if state.last is None:
             self._name_gaps(loop, state, taken)
+        inputs = None if taken.inputs is None else drawn_inputs(taken.inputs, 2 * self.size)
         pictures = {}
-        for site, (part, inputs) in taken.shown.items():
+        for site, (part, is_of_batch) in taken.shown.items():
             if part.values.numel():
-                there, name = replace(part, values=part.values.cpu()), f"{site.path} ({self._source(state)})"
-                beside = None if inputs is None else drawn_inputs(inputs.cpu(), 2 * self.size)
-                drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=beside)
+                name, beside = f"{site.path} ({self._source(state)})", inputs if is_of_batch else None
+                drawn = feature_maps(part, name, normalize=self.normalize, size=self.size, inputs=beside)
                 pictures[self._tag(site.path)] = drawn
         return pictures
 
@@ -191,12 +191,14 @@ class _ShownTensors:
 
     Args:
         taps: the hooks.
-        shown: the maps to draw, by site, and the pictures to draw beside them; None for no pictures.
+        inputs: the first pictures of the batch, to draw beside the maps; None if there are none.
+        shown: the maps to draw, by site, and whether they have a sample for each sample of the batch.
         refused: why an output cannot be drawn, by name of the module.
     """
 
     taps: Taps
-    shown: dict[Site, tuple[SelectedMaps, Tensor | None]] = field(default_factory=dict)
+    inputs: Tensor | None
+    shown: dict[Site, tuple[SelectedMaps, bool]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
