@@ -196,14 +196,14 @@ class CAMLogger(PictureLogger):
             return method.map(activation, _as_maps(seen.gradient, seen, aspect))
         if method.needs == "nothing":
             return method.map(activation)
-        mean, pooled = activation.mean(dim=(2, 3)), seen.pooled
-        is_pooled = pooled is not None and pooled.shape == mean.shape
-        if pooled is None or seen.weight is None or not is_pooled or (mean - pooled).norm() > 1e-2 * pooled.norm():
-            raise NothingToShowError(
-                f"method='cam' needs a linear head on the global average of {name!r}, and this model "
-                "has none; method='grad_cam' works without one"
-            )
-        return method.map(activation, seen.weight.float())
+        if seen.weight is not None and seen.pooled is not None:
+            mean = activation.mean(dim=(2, 3))
+            if mean.shape == seen.pooled.shape and (mean - seen.pooled).norm() <= 1e-2 * seen.pooled.norm():
+                return method.map(activation, seen.weight.float())
+        raise NothingToShowError(
+            f"method='cam' needs a linear head on the global average of {name!r}, and this model has none; "
+            "method='grad_cam' works without one"
+        )
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""
