@@ -65,7 +65,13 @@ class Checkup(HookboardCallback[StageState]):
         return Selection()
 
     def _why_not(self, loop: Loop) -> str | None:
-        return _why_not_tried(loop) or super()._why_not(loop)
+        if loop.world_size > 1:
+            return f"there are {loop.world_size} ranks"
+        if loop.trainer is None:
+            return "there is no Trainer"
+        if not getattr(loop.model, "automatic_optimization", True):
+            return "it uses manual optimization"
+        return super()._why_not(loop)
 
     def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
         return self.report is None
@@ -81,15 +87,6 @@ class Checkup(HookboardCallback[StageState]):
         inform(str(self.report))
         text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # a block of code in Markdown
         state.loggers.write(Entry(loop.logged_step, texts={"checkup": text}))
-
-
-def _why_not_tried(loop: Loop) -> str:
-    """Return why nothing can be tried in a run, as a clause; "" if something can."""
-    if loop.world_size > 1:
-        return f"there are {loop.world_size} ranks"
-    if loop.trainer is None:
-        return "there is no Trainer"
-    return "" if getattr(loop.model, "automatic_optimization", True) else "it uses manual optimization"
 
 
 def _batches_of(loop: Loop, batch: Any, until: float) -> tuple[list[Any], str]:
