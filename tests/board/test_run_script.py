@@ -199,6 +199,13 @@ def test_verdicts_of_processes_that_lightning_has_started_are_written_too(python
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
 
 
+@pytest.mark.compiles
+def test_a_model_that_is_compiled_before_hookboard_is_imported_is_inspected(python):
+    run = python(BARE.replace("optimizer =", "net = torch.compile(net, backend='eager')\noptimizer ="), options=[])
+    assert "inspected, except for 1 call of compiled code" in run.stderr
+    assert "not watched" not in run.stderr
+
+
 LOOP = f"""{NET}
 def train():
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)

@@ -279,10 +279,11 @@ def _save(logger: Any) -> None:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
     while True:
-        if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
-            model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
-        elif "_orig_mod" in (children := children_of(model)):
+        # First: Fabric raises an error for what was compiled before it was imported.
+        if "_orig_mod" in (children := children_of(model)):
             model = children["_orig_mod"]
+        elif is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
+            model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
         else:
             return model
 
