@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+import toys
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Callback, callbacks
 from torch import nn
@@ -187,15 +188,10 @@ RESULTS = {
 """What users are given, and do not make."""
 
 
-def is_callback(name):
-    kind = getattr(api, name)
-    return inspect.isclass(kind) and issubclass(kind, Callback)
-
-
 # Those left out run at once or need a package: tests/auditing, tests/experiments, tests/report, tests/callbacks.
 CALLABLE = sorted({*api.__all__} - RESULTS - {"audit", "checkup", "compare", "for_transformers", "read", "record"})
 ARGUMENTS = [(name, argument) for name in CALLABLE for argument in inspect.signature(getattr(api, name)).parameters]
-CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if is_callback(name)]
+CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name in toys.CALLBACKS]
 IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]
 
 

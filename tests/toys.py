@@ -19,8 +19,13 @@ from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import hookboard
 from hookboard import Finding, Rule, Run, for_transformers
 from hookboard.loops.callback import HookboardCallback
+
+PUBLIC = [(name, getattr(hookboard, name)) for name in hookboard.__all__]
+CALLBACKS = [name for name, each in PUBLIC if isinstance(each, type) and issubclass(each, Callback)]
+"""The names of all public callbacks."""
 
 IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 newer_torch = pytest.mark.skipif(IS_OLD_TORCH, reason="torch before 2.9 fails to compile some models with hooks")

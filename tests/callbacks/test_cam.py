@@ -376,6 +376,16 @@ def test_under_averaged_weights_the_map_is_of_the_weights_that_were_validated(tm
     assert torch.allclose(callback.seen.scores, validated[-2], atol=1e-6)
 
 
+@pytest.mark.parametrize("wrap", [nn.Identity, lambda: nn.Softmax(dim=1)], ids=["logits", "shares"])
+def test_the_share_of_the_prediction_is_that_of_the_model(tmp_path, wrap):
+    net = nn.Sequential(OrderedDict([*cnn().named_children(), ("wrapped", wrap())]))
+    callback = Keeps(samples=1, every_n_steps=1)
+    model = shown_by(callback, net, tmp_path)
+    scores = model.net.eval()(data()[0][0])[0]
+    share = scores.max() if wrap is not nn.Identity else scores.softmax(0).max()
+    assert callback.texts[0].startswith(f"predicted {scores.argmax()} ({100 * share:.0f}%)")
+
+
 def of_numbers(count, last=None):
     """A network that returns `count` numbers for each picture."""
     net = cnn()
@@ -407,6 +417,13 @@ def test_one_number_is_not_called_a_prediction_of_a_class_without_classes(tmp_pa
     callback, numbers = validated_with(targets, of_numbers(1), tmp_path)
     for (number,), text in zip(numbers, callback.texts, strict=True):
         assert text == f"output {number:.3g}, map of what {'raises' if number > 0 else 'lowers'} it"
+
+
+def test_a_share_behind_a_sigmoid_is_not_made_a_prediction_of_class_1(tmp_path):
+    callback, shares = validated_with(
+        torch.tensor([0.0, 1.0, 1.0, 0.0]), of_numbers(1, nn.Sigmoid()), tmp_path, classes=["cat", "dog"]
+    )
+    assert callback.texts == [f"output {share:.3g}, map of what raises it" for (share,) in shares]
 
 
 def test_several_numbers_that_are_no_scores_are_not_called_predictions_of_a_class(tmp_path):

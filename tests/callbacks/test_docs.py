@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from toys import CALLBACKS
 
 import hookboard
-from hookboard import callbacks
 from hookboard.callbacks.parameter import UPDATES
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure.derived import DERIVED
@@ -18,8 +18,6 @@ from hookboard.measure.statistics import FORMULAS
 from hookboard.model.sites import ROLES, Site
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-CALLBACKS = callbacks.__all__
 
 FUNCTIONS = [name for name in hookboard.__all__ if inspect.isfunction(getattr(hookboard, name))]
 
@@ -81,7 +79,7 @@ def test_a_default_that_has_a_name_in_the_source_is_said_in_the_docstring(name):
         )
 
 
-OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(callbacks, name), PictureLogger)]
+OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(hookboard, name), PictureLogger)]
 
 
 def test_every_kind_of_tag_is_on_the_page_of_loggers():

@@ -11,8 +11,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from toys import records, trainer
+from toys import CALLBACKS, records, trainer
 
+import hookboard
 from hookboard import (
     ActivationLogger,
     CAMLogger,
@@ -23,7 +24,6 @@ from hookboard import (
     KernelLogger,
     Noise,
     ParameterLogger,
-    callbacks,
 )
 from hookboard.base.records import HEALTH
 
@@ -40,7 +40,7 @@ MAKE = {
     "Intervention": lambda: Intervention(Noise(0.5), "conv", stages=BOTH),
 }
 # What Checkup writes differs from run to run: it says how long it took.
-NAMES = [*MAKE, *sorted({*callbacks.__all__} - {*MAKE, "Checkup"})]
+NAMES = [*MAKE, *sorted({*CALLBACKS} - {*MAKE, "Checkup"})]
 LOOKERS = [name for name in NAMES if name != "Intervention"]
 LOOKING = [pair if i % 2 else pair[::-1] for i, pair in enumerate(combinations(LOOKERS, 2))]
 PAIRS = LOOKING + [pair for name in LOOKERS for pair in ((name, "Intervention"), ("Intervention", name))]
@@ -83,7 +83,7 @@ class Classifier(LightningModule):
 
 def made(name, folder):
     """A callback, of which `MAKE` need say nothing if `every_n_steps` is all it is to be given."""
-    return MAKE[name]() if name in MAKE else getattr(callbacks, name)(every_n_steps=1)
+    return MAKE[name]() if name in MAKE else getattr(hookboard, name)(every_n_steps=1)
 
 
 class Run(NamedTuple):

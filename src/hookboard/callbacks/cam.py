@@ -214,9 +214,12 @@ class CAMLogger(PictureLogger):
 
         scores, explained = seen.scores[k].float(), seen.classes[k]
         is_single = scores.shape == (2,) and bool(scores[0] == -scores[1])
-        if self.classes or (labels is not None and not is_single):
+        # A single one between 0 and 1 may be behind a sigmoid already.
+        is_logit = not is_single or not 0 <= scores[1] <= 1
+        if is_logit and (self.classes or (labels is not None and not is_single)):
             # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
-            shares = (scores / 2 if is_single else scores).softmax(dim=0)
+            are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
+            shares = scores if are_shares else (scores / 2 if is_single else scores).softmax(dim=0)
             best = shares.argmax()
             parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
             parts += [] if labels is None else [f"label {named(labels[k])}"]
