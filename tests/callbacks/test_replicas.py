@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard import HealthMonitor
 from hookboard.callbacks.health_monitor import some_units
-from hookboard.callbacks.replicas import Replicas
+from hookboard.callbacks.replicas import checksums
 from hookboard.model.parameters import weights_of
 
 WORDS = {
@@ -18,12 +17,11 @@ WORDS = {
 
 
 def numbers_of(values):
-    """The checksum, the RMS, and the lowest and highest element of a weight with these values."""
+    """The checksum and the RMS of a weight with these values."""
     module = nn.Module()
     module.weight = nn.Parameter(values)
-    replicas = Replicas(HealthMonitor._part)
-    replicas.note("after", weights_of({"": module}))
-    return replicas.take()[1].tolist()
+    (numbers,) = checksums(weights_of({"": module}), some_units, is_gradient=False).values()
+    return numbers.tolist()
 
 
 def weight(dtype, *shape):

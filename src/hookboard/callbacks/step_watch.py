@@ -30,10 +30,9 @@ class StepWatch:
 
     Args:
         asked: the names of the rules that are asked; none to follow and watch nothing.
-        is_judged: whether this rank judges; gradients are watched only there.
     """
 
-    def __init__(self, asked: Collection[str] = (), is_judged: bool = False) -> None:
+    def __init__(self, asked: Collection[str] = ()) -> None:
         self.is_following = not STEP.isdisjoint(asked)
         """Whether every step is watched, due or not, as at the beginning of a run."""
         self.facts = StepFacts()
@@ -42,8 +41,7 @@ class StepWatch:
         """The autograd nodes behind the losses of the first step, with layer and line."""
         self.adapters: Sequence[Adapter] = ()
         """The adapters that the first step shows."""
-        self._is_read, self._is_judged = not self.is_following, is_judged
-        self._first_step = 0
+        self._is_read, self._first_step = not self.is_following, 0
         self._live: LiveStep | None = None
         self._stale: StaleGradients | None = None
         self._modes = Modes() if "eval_mode" in asked else None
@@ -53,20 +51,16 @@ class StepWatch:
     def begin_batch(self, loop: Loop, batch: Any) -> None:
         """Follow the batch that comes next, unless the first step has been read."""
         if not self._is_read and self._live is None:
-            self._first_step = loop.logged_step
-            self._live = LiveStep(loop)
-            self._stale = StaleGradients(loop.model, loop.optimizers) if self._is_judged else None
+            self._first_step, self._live = loop.logged_step, LiveStep(loop)
+            self._stale = StaleGradients(loop.model, loop.optimizers)
         if self._live is not None:
             self._live.begin(batch)
 
-    def before_backward(self, loop: Loop, loss: Tensor, is_due: bool) -> None:
+    def before_backward(self, loss: Tensor) -> None:
         """Judge what led to a loss whose backward pass comes next."""
         if self._live is not None:
             self._live.before_backward(loss)
             self.programs, self.adapters = self._live.programs, self._live.adapters
-        if is_due and self._modes is not None:
-            step, what = loop.logged_step, "the search for layers left in evaluation mode"
-            self._add(self.tried(what, self._modes.see, loop.model, step) or (), step)
         if self._stale is not None:
             self.tried(_STALE, self._stale.before_backward)
 
@@ -79,13 +73,17 @@ class StepWatch:
 
     def before_step(self, loop: Loop, optimizer: Optimizer, is_due: bool) -> None:
         """Note that an optimizer is about to step."""
+        step = loop.logged_step
+        if is_due and self._modes is not None:
+            what = "the search for layers left in evaluation mode"
+            self._add(self.tried(what, self._modes.see, loop.model, step) or (), step)
         if is_due and self._unfrozen is not None:
             what = "the search for weights that are unfrozen later"
             found = self.tried(what, self._unfrozen.see, loop.optimizers, loop.model)
             if found is not None and self._is_read:  # what was said of frozen weights no longer holds
                 kept = [one for one in self.facts.findings if one.rule != "frozen"]
                 self.facts = self.facts._replace(findings=kept)
-                self._add(found, loop.logged_step)
+                self._add(found, step)
         if self._stale is not None:
             self.tried(_STALE, self._stale.before_step, optimizer)
 
