@@ -33,19 +33,14 @@ def mean_losses(everyones: Sequence[Sequence[Loss]]) -> list[Loss]:
         for loss in losses:
             worst = None if loss.worst is None else replace(loss.worst, rank=rank)
             of_steps.setdefault(loss.step, []).append(replace(loss, worst=worst))
-    return [_mean(of_steps[step]) for step in sorted(of_steps)]
-
-
-def _mean(losses: Sequence[Loss]) -> Loss:
-    """Return the mean of the losses that ranks have in one step."""
-    rows = [loss.worst for loss in losses if loss.worst is not None]
-    return Loss(
-        losses[0].step,
-        max(loss.batch_idx for loss in losses),
-        sum(loss.value for loss in losses) / len(losses),
-        max(loss.backwards for loss in losses),
-        max(rows, key=lambda each: max(each.losses), default=None),
-    )
+    means = []
+    for step, losses in sorted(of_steps.items()):
+        rows = [loss.worst for loss in losses if loss.worst is not None]
+        worst = max(rows, key=lambda each: max(each.losses), default=None)
+        value = sum(loss.value for loss in losses) / len(losses)
+        batch_idx, backwards = max(loss.batch_idx for loss in losses), max(loss.backwards for loss in losses)
+        means.append(Loss(step, batch_idx, value, backwards, worst))
+    return means
 
 
 def first_events(everyones: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:

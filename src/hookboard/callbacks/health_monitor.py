@@ -60,6 +60,7 @@ VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
 
 _ADAPTERS = "measuring the updates of adapters"
+_ROWS = "the search for the rows with the largest loss"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -346,13 +347,9 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
+        channels, histogram = ChannelDims(state.layers), NeedsHistogram(state.layers)
         return Table(
-            self._plan(),
-            loop.device,
-            stage=state.stage,
-            ranks=self._ranks,
-            channels=ChannelDims(state.layers),
-            histogram=NeedsHistogram(state.layers),
+            self._plan(), loop.device, stage=state.stage, ranks=self._ranks, channels=channels, histogram=histogram
         )
 
     def _find_layers(self, state: HealthState) -> None:
@@ -399,9 +396,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
             if state.stage != "train":
-                now = values_of_a_weight(state.weights)
-                if state.are_others is None and now is not None and state.as_begun is not None:
-                    state.are_others = (now != state.as_begun).any()
+                if state.as_begun is not None and state.are_others is None:
+                    now = values_of_a_weight(state.weights)
+                    state.are_others = None if now is None else (now != state.as_begun).any()
                 return
             self._measure_batch(loop, state, batch)
         state.batch, state.batch_idx = batch, batch_idx
@@ -445,18 +442,13 @@ class HealthMonitor(SiteLogger[HealthState]):
             recent = state.recent
             # It may be a spike, which the rule judges only later, when the graph is gone.
             if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
-                self._note_rows(state, loss, 1 - median([*recent]) / value)
+                excess = 1 - median([*recent]) / value
+                worst = state.steps.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
+                state.losses.note_rows(worst)
             if math.isfinite(value):
                 recent.append(value)
         if state.is_due:
             super()._before_backward(loop, state, loss)
-
-    def _note_rows(self, state: HealthState, loss: Tensor, excess: float) -> None:
-        """Note the rows of the batch whose losses make up this share of the loss, as they do in a spike."""
-        what = "the search for the rows with the largest loss"
-        worst = state.steps.tried(what, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
-        if worst is not None:
-            state.losses.note_rows(worst)
 
     def _after_backward(self, loop: Loop, state: HealthState) -> None:
         if state.steps.is_following:

@@ -56,8 +56,8 @@ class LossMeter:
         self._parts.append(LossPart(step, batch_idx, loss, may_overflow))
         return loss.item() if loss.is_cpu else None
 
-    def note_rows(self, worst: WorstRows) -> None:
-        """Note which rows of the batch have the largest loss, for the loss that was added last."""
+    def note_rows(self, worst: WorstRows | None) -> None:
+        """Note which rows of the batch have the largest loss, if any are known, for the loss that was added last."""
         if self._parts:
             self._parts.append(self._parts.pop()._replace(worst=worst))
 

@@ -1,6 +1,5 @@
 """`apart`: compares weights that should be alike on all ranks, bit for bit."""
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,16 +16,8 @@ from hookboard.measure.memory import is_plain
 from hookboard.model.parameters import Weight
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""Bytes of a number to the type that its bits are read as, so short that what is added up fits into 64 bits."""
-
-_PLACES = 1021
-"""Where an element lies counts in a checksum modulo this: a prime, so that no row of a usual weight is as long."""
-
-_MIXING = 0x1E3779B97F4A7C15
-"""An odd number, whose powers are as good as random: what lies at different places does not cancel out (a choice)."""
-
-_LOST_BITS = 12
-"""The lowest bits of a checksum, which are left out: float64, in which ranks exchange it, holds the others exactly."""
+"""Bytes of a number to the type that its bits are read as, so short that float64, in which ranks exchange the sum of up
+to 2 million of them, holds it exactly."""
 
 
 class Compared(NamedTuple):
@@ -79,17 +70,16 @@ def apart(ranks: Ranks, compared: Iterable[Compared], numbers: Sequence[float]) 
     own = dict(zip(compared, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
     every = ranks.union(own)
     sums = torch.tensor([own[one][0] if one in own else 0.0 for one in every], dtype=torch.float64, device="cpu")
-    highest, lowest = ranks.max(sums), -ranks.max(-sums)
-    are_alike = dict(zip(every, (highest == lowest).tolist(), strict=True))
-    tells = dict(zip(every, ((highest != 0) | (lowest != 0)).tolist(), strict=True))
-    gradients = {one[1:]: are_alike[one] for one in every if one.is_gradient and tells[one]}
+    highest, lowest = ranks.max(torch.stack([sums, -sums])).tolist()
+    ends = {one: (high, -low) for one, high, low in zip(every, highest, lowest, strict=True)}
+    gradients = {one[1:]: high == low for one, (high, low) in ends.items() if one.is_gradient and (high or low)}
     # What is added up over the ranks, as a last bias of experts, gets the same gradients too.
     meant = {_module(weight) for (weight, _), is_alike in gradients.items() if not is_alike}
     are_alone = not any(gradients.values())
     found = [
         one
-        for one in every
-        if not one.is_gradient and not are_alike[one] and one[1:] in gradients
+        for one, (high, low) in ends.items()
+        if not one.is_gradient and high != low and one[1:] in gradients
         if are_alone or (gradients[one[1:]] and _module(one.weight) not in meant)
     ]
     everyones = ranks.gather([own.get(one) for one in found]) if found else []
@@ -111,25 +101,14 @@ def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[in
     return sorted(groups.values(), key=lambda group: -len(group[0]))
 
 
-@functools.cache
-def _factors(device: torch.device) -> Tensor:
-    """Return what the sum of each place in a checksum is multiplied by."""
-    with torch.inference_mode(False):
-        return torch.full((_PLACES,), _MIXING, device="cpu").cumprod(0).to(device)
-
-
 def _numbers_of(values: Tensor) -> Tensor:
     """Return a checksum of the bits, and the RMS: float64, on the device.
 
     The checksum of equal numbers, such as those of a new bias, is 0: ranks may have the same by chance. So is that of
     numbers that are not finite, as all may be after an overflow.
     """
-    bits = values.flatten().view(_WORDS[values.element_size()])
-    rest = bits.numel() % _PLACES
-    # Sums of integers do not depend on the order; a single sum would not see elements that change places or signs.
-    sums = bits[rest:].view(-1, _PLACES).sum(0, dtype=torch.int64)
-    sums[:rest].add_(bits[:rest])
-    checksum = (sums * _factors(bits.device)).sum() >> _LOST_BITS
+    # A sum of integers does not depend on the order in which a device adds them.
+    checksum = values.flatten().view(_WORDS[values.element_size()]).sum(dtype=torch.int64)
     lowest, highest = values.aminmax()
     tells = (lowest < highest) & (highest - lowest).isfinite()
     rms = torch.linalg.vector_norm(values, dtype=torch.float64) / math.sqrt(values.numel())

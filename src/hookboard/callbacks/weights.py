@@ -98,11 +98,7 @@ def _in_use(table: Table, name: str, weight: Weight, part: Part) -> Tensor | Non
 
 
 def measure_weights(
-    table: Table,
-    weights: Mapping[str, Weight],
-    before: Mapping[str, Tensor],
-    roles: Collection[Role],
-    part: Part,
+    table: Table, weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
 ) -> None:
     """Measure the weights after the steps of all optimizers, and their updates.
 
