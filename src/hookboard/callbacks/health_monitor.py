@@ -4,8 +4,8 @@ import html
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
+from hookboard.base.torch_private import computing_plainly
 from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
@@ -21,16 +22,15 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
-from hookboard.callbacks.step_watch import StepWatch
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
-from hookboard.health.rule import Rule, Verdict, check_stop_on, rules_of
+from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
 from hookboard.health.rules.numerics import Nonfinite
-from hookboard.health.run import Router, Run
+from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, is_due
@@ -44,11 +44,17 @@ from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing.black_box import BlackBox
-from hookboard.tracing.built_in import RULES
+from hookboard.tracing.built_in import RULES, STEP
 from hookboard.tracing.experts import is_choice, tokens_of_experts
 from hookboard.tracing.explain import late_event
+from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
+from hookboard.tracing.modes import Modes
+from hookboard.tracing.optimizing import Unfrozen
+from hookboard.tracing.stale import StaleGradients
 from hookboard.writers.event_files import EventFiles
+
+T = TypeVar("T")
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the table fill the columns that rules read."""
@@ -60,7 +66,10 @@ VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
 
 _ADAPTERS = "measuring the updates of adapters"
+_MODES = "the search for layers left in evaluation mode"
 _ROWS = "the search for the rows with the largest loss"
+_STALE = "the search for gradients that are not cleared"
+_UNFROZEN = "the search for weights that are unfrozen later"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -103,7 +112,13 @@ class HealthState(MeasurementState):
         box: finds the first NaN or Inf in its step; None if nobody asks for that.
         finds_late: whether a loss that is not finite is reported when it is read.
         told: number of NaN or Inf that have been reported.
-        steps: reads the first training step, and watches later ones.
+        is_reading: whether the first training step is still to be read.
+        live: reads it; it knows the adapters of the model then, and the autograd nodes with layer and line.
+        stale: detects gradients that are not cleared; None once that is decided.
+        modes: watches the modes of layers; None if no rule asks.
+        unfrozen: watches which weights are frozen; None if no rule asks.
+        step_facts: what is known of the training from the code of its steps.
+        off: what has failed in `tried`.
         adapted: measures what adapters add to frozen weights in a due step.
         is_ending: whether an alarm has ended the fit.
         inputs: hooks the model, whose inputs are taken for the batch where the loop passes none; None before.
@@ -130,7 +145,13 @@ class HealthState(MeasurementState):
     box: BlackBox | None = None
     finds_late: bool = False
     told: int = 0
-    steps: StepWatch = field(default_factory=StepWatch)
+    is_reading: bool = False
+    live: LiveStep | None = None
+    stale: StaleGradients | None = None
+    modes: Modes | None = None
+    unfrozen: Unfrozen | None = None
+    step_facts: StepFacts = field(default_factory=StepFacts)
+    off: set[str] = field(default_factory=set)
     adapted: AdaptedWeights = field(default_factory=AdaptedWeights)
     is_ending: bool = False
     inputs: Taps | None = None
@@ -162,6 +183,22 @@ class HealthState(MeasurementState):
                 self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
+
+    def tried(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
+        """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
+        if what in self.off:
+            return None
+        try:
+            return computing_plainly(watch)(*given)
+        except Exception as error:  # the judge goes on without what it finds
+            self.off.add(what)
+            warn_switched_off(what, error)
+            return None
+
+    def found(self, findings: Sequence[Finding], since: int | None = None) -> None:
+        """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
+        new = [replace(one, since=since) for one in findings]
+        self.step_facts = self.step_facts._replace(findings=[*self.step_facts.findings, *new])
 
     def new_events(self) -> list[Nonfinite]:
         """Return the NaN or Inf that the black box has found since the last call, oldest first."""
@@ -321,7 +358,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.files = EventFiles(state.loggers) if self.report else None
             state.reporter = Reporter(judge, state)
             self._run = judge.run
-        state.steps = StepWatch(asked)
+        state.is_reading = not STEP.isdisjoint(asked)
+        state.modes = Modes() if "eval_mode" in asked else None
+        state.unfrozen = Unfrozen() if asked else None
         state.recent = deque(maxlen=SPIKE_HISTORY_STEPS if "spike" in asked else 0)
         state.compares = self._ranks is not None and "ranks_differ" in names
         if "nonfinite" in names:
@@ -389,7 +428,6 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        state.until_end.callback(state.steps.leave_batch)
         state.choices = state.inputs = None
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
@@ -404,13 +442,18 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.batch, state.batch_idx = batch, batch_idx
         if state.box is not None:
             state.box.begin_batch(batch, batch_idx, loop.logged_step)
-        if state.steps.is_following and not state.has_lazy:
-            state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
+        if state.is_reading and not state.has_lazy:
+            if state.live is None:
+                state.live, state.stale = LiveStep(loop), StaleGradients(loop.model, loop.optimizers)
+                state.until_end.callback(state.live.leave)
+                if state.box is not None:
+                    state.box.programs = state.live.programs
+            state.live.begin(batch)  # last, or it would see the calls above
 
     def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
         state.adapted = AdaptedWeights()
-        routers = {router.layer: router for router in state.steps.facts.routers if router.layer}
+        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
         if state.choices is None and routers:
             modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
             state.choices = state.tapped(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
@@ -429,13 +472,14 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.as_begun, state.are_others = values_of_a_weight(state.weights), None
 
     def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        steps, box = state.steps, state.box
-        if steps.is_following:
-            steps.before_backward(loss)
+        box = state.box
+        if state.is_reading and state.live is not None:
+            state.live.before_backward(loss)
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.before_backward)
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
-            box.programs = steps.programs
             box.before_backward(loss, value if scale is None else None, state.batch)
             value = box.loss if scale is None and value is None else value
         if value is not None:
@@ -443,7 +487,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             # It may be a spike, which the rule judges only later, when the graph is gone.
             if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
                 excess = 1 - median([*recent]) / value
-                worst = state.steps.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
+                worst = state.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
                 state.losses.note_rows(worst)
             if math.isfinite(value):
                 recent.append(value)
@@ -451,20 +495,37 @@ class HealthMonitor(SiteLogger[HealthState]):
             super()._before_backward(loop, state, loss)
 
     def _after_backward(self, loop: Loop, state: HealthState) -> None:
-        if state.steps.is_following:
-            state.steps.after_backward()
+        if state.is_reading and state.live is not None:
+            state.live.after_backward()
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.after_backward)
         if state.box is not None:
             state.box.after_backward()
         if state.is_due:
             super()._after_backward(loop, state)
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        if state.steps.is_following or state.is_due:
-            state.steps.before_step(loop, optimizer, state.is_due)
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.before_step, optimizer)
         if state.box is not None:
             state.box.before_optimizer_step()
-        if not state.is_due:
-            return
+        if state.is_due:
+            self._watch_settings(loop, state)
+            self._measure_before_step(loop, state, optimizer)
+
+    def _watch_settings(self, loop: Loop, state: HealthState) -> None:
+        """See in a due step which layers are in evaluation mode, and which weights are frozen."""
+        step = loop.logged_step
+        if state.modes is not None:
+            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
+        if state.unfrozen is not None:
+            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
+            if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
+                kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
+                state.step_facts = state.step_facts._replace(findings=kept)
+                state.found(found, step)
+
+    def _measure_before_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
         if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
@@ -476,18 +537,26 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.held_back[name] = held_back
                 if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
                     state.stepped[name] = stepped
-        if state.steps.adapters:
-            state.steps.tried(_ADAPTERS, state.adapted.keep, state.steps.adapters, state.weights, state.stepped)
+        if state.live is not None and state.live.adapters:
+            state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
 
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)
-        if state.steps.adapters:
-            state.steps.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
+        if state.live is not None and state.live.adapters:
+            state.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None
-        if state.steps.is_following:
-            state.steps.end_batch()
+        if state.is_reading and state.live is not None and (first := state.live.end()) is not None:
+            state.is_reading = False
+            state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
+        if state.stale is not None:
+            found = state.tried(_STALE, state.stale.end_batch)
+            if found is not None:
+                # All steps of an optimizer without gradients were so.
+                state.found([found], None if found.rule == "stale_gradients" else state.first_step)
+            if state.stale.is_over or _STALE in state.off:
+                state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:
             self.finish()  # earlier looks are judged first
             self._tell(state, state.new_events())
@@ -497,7 +566,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave_batch(self, state: HealthState) -> None:
         state.batch = None
-        state.steps.leave_batch()
+        if state.live is not None:
+            state.live.leave()
 
     # What it tells.
 
@@ -511,7 +581,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             names = [name for name, role in state.taps.expected() if role == "output"]
             state.why_silent = {name: state.taps.why_silent(name, "output") for name in names}
         self._look(loop, state)
-        unused = [one for one in state.steps.facts.findings if one.rule == "unused_parameters"]
+        unused = [one for one in state.step_facts.findings if one.rule == "unused_parameters"]
         if is_first and unused and self._ranks is not None:  # the next step raises an error, before ranks merge
             self._judge(state, lambda reporter: reporter.add(unused[0], loop.logged_step))
         if self.stop_on is not None:
@@ -527,7 +597,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         there = [one.to(loop.device) for one in compared.values()]
         events = [] if ranks is None else state.new_events()
         known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
-        facts = state.steps.facts._replace(
+        facts = state.step_facts._replace(
             why_silent=state.why_silent,
             unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
             held_back=dict(state.held_back),
