@@ -509,23 +509,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.tried(_STALE, state.stale.before_step, optimizer)
         if state.box is not None:
             state.box.before_optimizer_step()
-        if state.is_due:
-            self._watch_settings(loop, state)
-            self._measure_before_step(loop, state, optimizer)
-
-    def _watch_settings(self, loop: Loop, state: HealthState) -> None:
-        """See in a due step which layers are in evaluation mode, and which weights are frozen."""
-        step = loop.logged_step
-        if state.modes is not None:
-            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
-        if state.unfrozen is not None:
-            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
-            if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
-                kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
-                state.step_facts = state.step_facts._replace(findings=kept)
-                state.found(found, step)
-
-    def _measure_before_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
+        if not state.is_due:
+            return
+        self._watch_settings(loop, state)
         super()._before_optimizer_step(loop, state, optimizer)
         if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
@@ -539,6 +525,18 @@ class HealthMonitor(SiteLogger[HealthState]):
                     state.stepped[name] = stepped
         if state.live is not None and state.live.adapters:
             state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
+
+    def _watch_settings(self, loop: Loop, state: HealthState) -> None:
+        """See in a due step which layers are in evaluation mode, and which weights are frozen."""
+        step = loop.logged_step
+        if state.modes is not None:
+            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
+        if state.unfrozen is not None:
+            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
+            if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
+                kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
+                state.step_facts = state.step_facts._replace(findings=kept)
+                state.found(found, step)
 
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)

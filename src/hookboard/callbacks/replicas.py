@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import is_left_to_ranks
@@ -46,11 +45,10 @@ def checksums(weights: Mapping[str, Weight], part: Part, *, is_gradient: bool) -
     for name, weight in weights.items():
         parameter = weight.parameters[0]
         tensor = weight.grad if is_gradient else parameter
-        if weight.is_computed or tensor is None or isinstance(tensor, DTensor) or is_left_to_ranks(parameter):
+        if weight.is_computed or tensor is None or not is_plain(tensor) or is_left_to_ranks(parameter):
             continue
-        values = tensor.detach()
-        if is_plain(values) and values.is_floating_point() and values.element_size() in _WORDS and values.numel():
-            values = part(values)
+        if tensor.is_floating_point() and tensor.element_size() in _WORDS and tensor.numel():
+            values = part(tensor.detach())
             found[Compared(is_gradient, name, f"{list(values.shape)} {values.dtype}")] = _numbers_of(values)
     return found
 

@@ -34,9 +34,7 @@ class Reporter:
     """
 
     def __init__(self, judge: Judge, state: MeasurementState) -> None:
-        self.judge = judge
-        self._loggers, self._every_n_steps, self._layers = state.loggers, state.every_n_steps, state.news
-        self._table = state.table
+        self.judge, self._state, self._loggers = judge, state, state.loggers
         self._page = Page(state.every_n_steps, judge.look_at)
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of each alarm for which a warning was given, also in a fit that this one continues."""
@@ -49,9 +47,9 @@ class Reporter:
         verdicts = self.judge.see(look, facts)
         self._say_new(verdicts)
         if self._loggers.loggers:
-            entry, ran = self._page.entry(self.judge.run, verdicts), self.judge.run.layers
+            entry, ran, state = self._page.entry(self.judge.run, verdicts), self.judge.run.layers, self._state
             names = [layer.name for layer in ran]
-            entry.records.update(self._layers.in_order(ran, lambda: names, known, self._table, self._every_n_steps))
+            entry.records.update(state.news.in_order(ran, lambda: names, known, state.table, state.every_n_steps))
             self._loggers.write(entry)
         return verdicts
 
