@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.ranks import Ranks, connected
-from hookboard.callbacks.health_monitor import layers_in
-from hookboard.callbacks.health_state import HealthState
+from hookboard.callbacks.health_monitor import HealthState
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 from hookboard.writers.loggers import Loggers
@@ -237,13 +236,13 @@ class Monitor(HealthMonitor):
 
     def table(self, model: LightningModule, ranks: Ranks) -> Table:
         self._ranks = ranks
-        state = HealthState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
+        state = HealthState("train", 1, Loggers([], ""), self._select(model), {}, set())
         return self._table(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:
         """Of every tensor, for two tokens; the model may be without values."""
         shapes: dict[Site, torch.Size] = {}
-        for name, module in layers_in(model, None, None).modules.items():
+        for name, module in self._select(model).modules.items():
 
             def note(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
                 shapes[Site(name, "output")] = shapes[Site(name, "grad_output")] = output.shape
@@ -252,8 +251,7 @@ class Monitor(HealthMonitor):
         model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
         for name, weight in model.named_parameters():
             for role in ("parameter", "parameter_grad", "parameter_update"):
-                part = self._part.of(weight) if weight.numel() > self._part.above else weight
-                shapes[Site(name, role)] = part.shape
+                shapes[Site(name, role)] = self._part(weight).shape
         return shapes
 
 

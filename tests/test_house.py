@@ -49,7 +49,7 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2450,
+    "callbacks": 2212,
     "loops": 1030,
     "experiments": 697,
     "board": 1390,

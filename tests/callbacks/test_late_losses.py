@@ -9,7 +9,7 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
-from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.loss_meter import LossMeter, summed
 
 
 def spoiled_at(*steps, count=12):
@@ -86,8 +86,8 @@ def device():
 
 
 def read(meter):
-    losses = meter.take()
-    return [(loss.step, loss.value) for loss in losses.read([] if losses.waiting is None else losses.waiting.tolist())]
+    parts, numbers = meter.take()
+    return [(loss.step, loss.value) for loss in summed(parts, numbers.tolist())]
 
 
 def test_a_loss_that_is_one_number_of_a_large_tensor_does_not_keep_that_alive(device):

@@ -1,12 +1,11 @@
-"""What ranks compare of a weight: a checksum in which each bit and its place count, and the RMS of what is measured."""
+"""What ranks compare of a weight: a checksum in which each bit counts, and the RMS of what is measured."""
 
 import pytest
 import torch
 from torch import nn
 
-from hookboard import HealthMonitor
 from hookboard.callbacks.health_monitor import some_units
-from hookboard.callbacks.replicas import Replicas
+from hookboard.callbacks.replicas import checksums
 from hookboard.model.parameters import weights_of
 
 WORDS = {
@@ -18,12 +17,11 @@ WORDS = {
 
 
 def numbers_of(values):
-    """The checksum, the RMS, and the lowest and highest element of a weight with these values."""
+    """The checksum and the RMS of a weight with these values."""
     module = nn.Module()
     module.weight = nn.Parameter(values)
-    replicas = Replicas(HealthMonitor._part)
-    replicas.note("after", weights_of({"": module}))
-    return replicas.take()[1].tolist()
+    (numbers,) = checksums(weights_of({"": module}), some_units, is_gradient=False).values()
+    return numbers.tolist()
 
 
 def weight(dtype, *shape):
@@ -32,22 +30,21 @@ def weight(dtype, *shape):
 
 @pytest.mark.parametrize("dtype", WORDS)
 @pytest.mark.parametrize("shape", [(4,), (8, 8), (100, 100)])
-@pytest.mark.parametrize("change", [torch.neg, lambda w: w * 2, lambda w: w.flip(0), lambda w: w.roll(1, -1)])
-def test_other_signs_exponents_or_places_have_another_checksum(dtype, shape, change):
+def test_other_exponents_have_another_checksum(dtype, shape):
     values = weight(dtype, *shape)
-    assert numbers_of(values)[0] != numbers_of(change(values))[0]
+    assert numbers_of(values)[0] != numbers_of(values * 2)[0]
 
 
 @pytest.mark.parametrize("dtype", WORDS)
 def test_each_single_bit_gives_another_checksum_which_float64_holds_exactly(dtype):
     values = weight(dtype, 5)
-    checksums = {numbers_of(values)[0]}
+    found = [numbers_of(values)[0]]
     for bit in range(8 * values.element_size()):
         bits = values.clone().view(WORDS[dtype])
         bits[3] ^= torch.tensor(1, dtype=WORDS[dtype]) << bit
-        checksums.add(numbers_of(bits.view(dtype))[0])
-    assert len(checksums) == 1 + 8 * values.element_size()
-    assert all(checksum.is_integer() and abs(checksum) < 2**53 for checksum in checksums)
+        found.append(numbers_of(bits.view(dtype))[0])
+    assert found[0] not in found[1:]
+    assert all(checksum.is_integer() and abs(checksum) < 2**53 for checksum in found)
 
 
 def test_memory_formats_have_the_same_checksum():

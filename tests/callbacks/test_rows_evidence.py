@@ -13,7 +13,7 @@ from toys import fit, fit_in_transformers
 
 from hookboard import HealthMonitor
 from hookboard.board.command import main
-from hookboard.callbacks.all_ranks import with_rows
+from hookboard.callbacks.all_ranks import mean_losses
 from hookboard.health.look import Loss, WorstRows
 
 BAD, ROW = 49, 5
@@ -150,6 +150,6 @@ def test_under_hugging_faces_trainer_a_nan_names_its_rows_too(tmp_path, bad):
 
 def test_of_several_ranks_the_one_with_the_largest_loss_is_named():
     mild, bad = WorstRows("cross_entropy", (1,), (5.0,), 0.5, 8), WorstRows("cross_entropy", (2,), (9.0,), 0.5, 8)
-    (loss, other) = with_rows([Loss(3, 3, 2.0), Loss(4, 4, 1.0)], [{3: mild}, {3: bad}])
+    (loss, other) = mean_losses([[Loss(3, 3, 1.0, worst=mild), Loss(4, 4, 1.0)], [Loss(3, 3, 3.0, worst=bad)]])
     assert loss.worst.clause == "row 2 on rank 1 has a loss of 9 in cross_entropy() (median of 8 rows: 0.5)"
-    assert other.worst is None
+    assert (loss.value, other.value, other.worst) == (2.0, 1.0, None)

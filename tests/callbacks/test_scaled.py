@@ -245,38 +245,6 @@ def test_an_empty_parameter_is_no_overflow_and_no_fault(tmp_path):
     )
 
 
-class OwnBackward(Toy):
-    """Manual optimization that back-propagates without Lightning, with a loss that is scaled if there is a scaler."""
-
-    def __init__(self, scaler=None):
-        super().__init__(mlp())
-        self.automatic_optimization = False
-        self.scale = scaler.scale if scaler else lambda loss: loss
-
-    def training_step(self, batch):
-        optimizer, loss = self.optimizers(), self.net(batch).square().mean()
-        optimizer.zero_grad()
-        torch.autograd.backward(self.scale(loss))
-        optimizer.step()
-
-
-def test_gradients_of_a_backward_pass_that_may_be_scaled_are_nan_and_named_once_and_those_of_parameters_right(tmp_path):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    with pytest.warns(UserWarning, match="hookboard") as said:
-        scaled = gradients(tmp_path, OwnBackward(scaler), batches(8, 8), scaler)
-    assert sum("stepped under a GradScaler without Lightning's backward pass" in str(w.message) for w in said) == 1
-    plain = gradients(tmp_path, OwnBackward(), batches(8, 8))
-    for mine, theirs in zip(scaled, plain, strict=True):
-        assert mine.keys() == theirs.keys()
-        for site in theirs:
-            l2 = mine[site].statistics["l2"]
-            if site.role == "parameter_grad":
-                assert l2 == pytest.approx(theirs[site].statistics["l2"], rel=0.05)
-            else:
-                assert math.isnan(l2)
-                assert not mine[site].overflowed
-
-
 def test_a_sparse_gradient_is_unscaled_and_its_overflow_is_seen(tmp_path):
     class Spoiled(torch.nn.Module):
         """The gradient of its embedding alone is infinite in the last of three steps."""

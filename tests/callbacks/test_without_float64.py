@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
-from hookboard.callbacks.loss_meter import LossMeter
+from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
@@ -91,9 +91,9 @@ def test_the_loss_is_read():
     meter = LossMeter()
     meter.add(0, 0, on_mps(torch.tensor(1.5)))
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
-    losses = meter.take()
+    parts, numbers = meter.take()
     table = Table(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(table.send(along=losses.waiting)().along)] == [1.5, 2.5]
+    assert [loss.value for loss in summed(parts, table.send(along=numbers)().along)] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

@@ -22,7 +22,7 @@ STEPS = 6
 SPOILED_AFTER = 3
 APART = ["a weight changes on one rank", "each rank trains alone", "each rank begins with its own"]
 OWN = ["experts", "experts that begin alike", "experts that overflow", "experts that are added up", "split by hand"]
-MEANT = ["healthy", "frozen in part", "ignored by DDP", *OWN]
+MEANT = ["healthy", "frozen in part", "ignored by DDP", "split into stages", *OWN]
 CASES = [*APART, *MEANT]
 
 
@@ -35,6 +35,18 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x))
+
+
+class Stage(nn.Module):
+    """A part of a model that no other rank has."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.name = f"stage{rank}"
+        self.add_module(self.name, Net(rank))
+
+    def forward(self, x):
+        return self.get_submodule(self.name)(x)
 
 
 class Model(LightningModule):
@@ -72,12 +84,14 @@ def is_own(case, name):
     """Whether each rank has gradients of its own under this name."""
     has_gradients_of_all = case == "experts that are added up" and name == "head.bias"
     is_of_rank = case in OWN and name.startswith("head") and not has_gradients_of_all
-    return case == "each rank trains alone" or is_of_rank
+    return case in ("each rank trains alone", "split into stages") or is_of_rank
 
 
 def in_a_bare_loop(folder, case, monitor):
     rank = dist.get_rank()
     net = Net(seed=rank if case == "each rank begins with its own" else 0)
+    if case == "split into stages":
+        net = Stage(rank)
     if case in ("experts", "experts that overflow", "experts that are added up"):
         torch.manual_seed(rank)
         net.head = nn.Linear(16, 4)

@@ -26,7 +26,7 @@ from toys import Toy, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
 from hookboard.base import ranks
-from hookboard.callbacks.loss_meter import Losses
+from hookboard.callbacks import health_monitor
 
 STEPS, EVERY, AT, EACH, PATIENCE = 48, 8, 23, 0.02, 3.0
 
@@ -60,15 +60,15 @@ class Model(Toy):
 
 def break_at(looks):
     """Have the monitor of this rank fail after so many looks."""
-    read, seen = Losses.read, []
+    summed, seen = health_monitor.summed, []
 
-    def broken(self, arrived):
-        seen.append(arrived)
+    def broken(*given):
+        seen.append(given)
         if len(seen) > looks:
             raise BrokenOnPurposeError
-        return read(self, arrived)
+        return summed(*given)
 
-    Losses.read = broken
+    health_monitor.summed = broken
 
 
 class Asks(Callback):

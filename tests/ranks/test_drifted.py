@@ -43,9 +43,7 @@ def test_a_weight_that_changes_on_one_rank_is_an_alarm_with_its_rms(trained):
 def test_ranks_that_train_apart_or_begin_apart_are_an_alarm_at_the_first_look(trained, case, reason):
     (verdict,), rms = trained[case]
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "body.0", 0)
-    # Those of the batch norm began alike as ones and zeros, which tells nothing, unless their gradients are alike.
-    known = [name for name in rms[0] if not reason or not name.startswith("body.1")]
-    others = sum(len({each[name] for each in rms}) > 1 for name in known) - 1
+    others = sum(len({each[name] for each in rms}) > 1 for name in rms[0]) - 1
     assert verdict.evidence.endswith(f"; {others} other weights differ too")
     assert f"body.0.weight differs between ranks{reason}" in verdict.evidence
     assert ("average the gradients" in verdict.advice) == bool(reason)

@@ -171,10 +171,3 @@ def test_processes_with_a_part_of_each_layer_give_the_alarms_of_one(alone, tenso
 @pytest.mark.parametrize("case", BARE)
 def test_processes_that_have_parts_train_as_they_do_without_a_monitor(split, case):
     assert all(same_bits(kept.weights, kept.bare) for kept in split[case])
-
-
-def test_what_cannot_be_seen_of_a_weight_that_is_split_is_said_once(split):
-    ((said,), nothing) = (kept.said for kept in split["dead"])
-    assert "units of 8 weights sharded across processes (net.0.weight" in said
-    assert "symmetric_units skips them" in said
-    assert nothing == []

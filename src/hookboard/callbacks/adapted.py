@@ -12,7 +12,7 @@ from hookboard.tracing.adapters import Adapter
 
 
 class AdaptedWeights:
-    """Measures at a due step what adapters add to frozen weights, before and after the optimizers step.
+    """Measures in one due step what adapters add to frozen weights, before and after the optimizers step.
 
     The update of such a weight is that of the factors' product times its scale. Of large weights the units are measured
     that all else is measured of.
@@ -21,8 +21,11 @@ class AdaptedWeights:
     def __init__(self) -> None:
         self._adapters: list[Adapter] = []
         self._before: dict[str, Tensor] = {}
-        self.factors: frozenset[str] = frozenset()
-        """The factors whose product was measured in the due step, by name."""
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """The names of the factors whose products are measured."""
+        return frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
 
     def keep(self, adapters: Sequence[Adapter], weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
         """Compute the products before an optimizer steps; only the first call in a step has an effect.
@@ -36,8 +39,9 @@ class AdaptedWeights:
             return
         for one in adapters:
             names = [one.weight.name, one.down.name, one.up.name]
+            # A weight that is quantized or sharded has other numbers than its own, and is no plain parameter.
             how = next((stepped[name] for name in reversed(names) if name in stepped), None)
-            if how is not None and all(name in weights and _has_numbers(weights[name]) for name in names):
+            if how is not None and all(name in weights and weights[name].is_plain for name in names):
                 self._adapters.append(one)
                 stepped[one.weight.name] = how
         self._before = self._products(weights)
@@ -48,12 +52,6 @@ class AdaptedWeights:
             whole = weights[name].parameters[0].detach()[:: _every(weights[name])]
             update = Site(name, "parameter_update"), after, self._before[name]
             table.observe_all([(Site(name, "parameter_before"), whole, None), update])
-        self.factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
-        self._adapters, self._before = [], {}
-
-    def forget(self) -> None:
-        """Begin a due step; what was kept in one that did not end is dropped."""
-        self._adapters, self._before, self.factors = [], {}, frozenset()
 
     def _products(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
         """Return the sum of what all adapters add to a frozen weight, by its name."""
@@ -63,11 +61,6 @@ class AdaptedWeights:
             product = one.product(weights, _every(weights[name]))
             found[name] = found[name] + product if name in found else product
         return found
-
-
-def _has_numbers(weight: Weight) -> bool:
-    """Return True for a plain parameter on one process whose numbers are its own: neither quantized nor sharded."""
-    return weight.is_plain and weight.parameters[0].is_floating_point() and weight.parameters[0].dim() == 2
 
 
 def _every(weight: Weight) -> int:

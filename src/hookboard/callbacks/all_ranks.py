@@ -1,66 +1,46 @@
 """`of_all_ranks`: the losses and the NaN or Inf of all ranks, in place of those of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from hookboard.base.ranks import Ranks
-from hookboard.health.look import Loss, WorstRows
+from hookboard.health.look import Loss
 from hookboard.health.rules.numerics import Nonfinite
 
 
 def of_all_ranks(
     ranks: Ranks, losses: Sequence[Loss], events: Sequence[Nonfinite]
 ) -> tuple[list[Loss], list[Nonfinite]]:
-    """Return the mean loss of each step, with its worst rows, and the first NaN or Inf of each step, over all ranks.
+    """Return the mean loss of each step, and the first NaN or Inf of each step, over all ranks.
 
     Args:
         ranks: the processes, all of which must call this.
         losses: the losses of this rank since the last call.
         events: the NaN or Inf that this rank has met since then.
     """
-    worst = {loss.step: loss.worst for loss in losses if loss.worst is not None}
-    means = mean_over_ranks(ranks, losses)
-    if not ranks.is_any(bool(events or worst)):
-        return means, []
-    everyones = ranks.gather((events, worst))
-    return with_rows(means, [worst for _, worst in everyones]), first_events([events for events, _ in everyones])
+    everyones = ranks.gather((losses, events))
+    return mean_losses([losses for losses, _ in everyones]), first_events([events for _, events in everyones])
 
 
-def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
+def mean_losses(everyones: Sequence[Sequence[Loss]]) -> list[Loss]:
     """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
 
-    Where ranks are at different batches of a step, it has the later one.
+    Where ranks are at different batches of a step, it has the later one; and the rows of the batch in which one has the
+    largest loss.
     """
-    own = {loss.step: loss for loss in losses}
-    steps = sorted(ranks.union(own))
-    if not steps:
-        return []
-    numbers = [
-        (loss.value, 1, loss.batch_idx, loss.backwards) if (loss := own.get(step)) else (0,) * 4 for step in steps
-    ]
-    rows = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    sums, most = ranks.sum(rows[:, :2]).tolist(), ranks.max(rows[:, 2:]).tolist()
-    return [
-        Loss(step, int(batch_idx), total / count, int(backwards))
-        for step, (total, count), (batch_idx, backwards) in zip(steps, sums, most, strict=True)
-    ]
-
-
-def with_rows(losses: Sequence[Loss], worst: Sequence[Mapping[int, WorstRows]]) -> list[Loss]:
-    """Return the losses of all ranks, each with the rows of the rank on which one has the largest loss.
-
-    Args:
-        losses: the losses, averaged over the ranks.
-        worst: for each rank, optimizer step to the rows of its batch.
-    """
-    found = dict[int, WorstRows]()
-    for rank, of_steps in enumerate(worst):
-        for step, rows in of_steps.items():
-            if step not in found or max(rows.losses) > max(found[step].losses):
-                found[step] = replace(rows, rank=rank)
-    return [replace(loss, worst=found.get(loss.step)) for loss in losses]
+    of_steps: dict[int, list[Loss]] = {}
+    for rank, losses in enumerate(everyones):
+        for loss in losses:
+            worst = None if loss.worst is None else replace(loss.worst, rank=rank)
+            of_steps.setdefault(loss.step, []).append(replace(loss, worst=worst))
+    means = []
+    for step, losses in sorted(of_steps.items()):
+        rows = [loss.worst for loss in losses if loss.worst is not None]
+        worst = max(rows, key=lambda each: max(each.losses), default=None)
+        value = sum(loss.value for loss in losses) / len(losses)
+        batch_idx, backwards = max(loss.batch_idx for loss in losses), max(loss.backwards for loss in losses)
+        means.append(Loss(step, batch_idx, value, backwards, worst))
+    return means
 
 
 def first_events(everyones: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:

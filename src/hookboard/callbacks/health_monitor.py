@@ -4,8 +4,8 @@ import html
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +13,48 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
-from hookboard.base.messages import warn_switched_off
+from hookboard.base.messages import alert, warn_switched_off
+from hookboard.base.torch_private import computing_plainly
+from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.all_ranks import of_all_ranks
-from hookboard.callbacks.health_state import HealthState
+from hookboard.callbacks.loss_meter import LossMeter, summed
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
-from hookboard.callbacks.replicas import Compared, Replicas
-from hookboard.callbacks.reporter import Reporter, say_ended, write_report
-from hookboard.callbacks.step_watch import StepWatch
-from hookboard.callbacks.weights import Part, say_split
+from hookboard.callbacks.replicas import Compared, apart, checksums
+from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT
+from hookboard.health.report import ended_by
 from hookboard.health.robust import median
-from hookboard.health.rule import Rule, Verdict, check_stop_on, rules_of
+from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
 from hookboard.health.rules.numerics import Nonfinite
-from hookboard.health.run import Run
+from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, is_due
 from hookboard.measure.card import measuring_device
+from hookboard.measure.memory import is_plain
 from hookboard.measure.table import Table
-from hookboard.model.layers import ChannelDims, layers_of
+from hookboard.measure.taps import Taps
+from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing.black_box import BlackBox
-from hookboard.tracing.built_in import RULES
+from hookboard.tracing.built_in import RULES, STEP
+from hookboard.tracing.experts import is_choice, tokens_of_experts
+from hookboard.tracing.explain import late_event
+from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
+from hookboard.tracing.modes import Modes
+from hookboard.tracing.optimizing import Unfrozen
+from hookboard.tracing.stale import StaleGradients
 from hookboard.writers.event_files import EventFiles
+
+T = TypeVar("T")
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the table fill the columns that rules read."""
@@ -54,38 +66,13 @@ VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
 
 _ADAPTERS = "measuring the updates of adapters"
+_MODES = "the search for layers left in evaluation mode"
+_ROWS = "the search for the rows with the largest loss"
+_STALE = "the search for gradients that are not cleared"
+_UNFROZEN = "the search for weights that are unfrozen later"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
-
-
-def layers_in(
-    model: nn.Module,
-    modules: str | Sequence[str] | None,
-    types: str | type | Sequence[str | type] | None,
-) -> Selection:
-    """Select the layers that `HealthMonitor` watches.
-
-    Raises:
-        ValueError: the patterns or types match no module, or the model has none.
-    """
-    try:
-        owners = select(model, modules, types, owning="parameters")
-    except NothingToSelectError:
-        owners = {}
-    except ValueError as error:
-        raise ValueError(f"{error}{_rule_among(modules)}") from None
-    selected = select(model, modules, types)
-    if modules is None and types is None:
-        selected |= {name: module for name, module in owners.items() if name and not is_read_by_parent(name, owners)}
-    return Selection(selected, owners)
-
-
-def _rule_among(modules: object) -> str:
-    """Return a hint if the name of a rule was given as `modules`; otherwise ""."""
-    given = list(modules) if isinstance(modules, list | tuple) else [modules]
-    rule = next((name for name in RULES if name in given), None)
-    return f" {rule!r} is a rule; pass rules={rule!r}." if rule else ""
 
 
 def some_units(weight: Tensor) -> Tensor:
@@ -94,15 +81,136 @@ def some_units(weight: Tensor) -> Tensor:
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
     """
-    every = every_unit(weight.shape)
+    every = every_unit(weight.shape) if weight.numel() > MEASURED_VALUES_MAX else 1
     # A DTensor would have to ask the other ranks for a slice.
-    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+    if every == 1 or isinstance(weight, DTensor):
         return weight
     if weight.layout is torch.strided:
         # The kernel for the CPU reads over gaps.
         return weight[::every] if weight.is_cpu else weight[::every].contiguous()
     units = torch.arange(0, len(weight), every, device=weight.device)
     return weight.index_select(0, units).to_dense()
+
+
+@dataclass(kw_only=True)
+class HealthState(MeasurementState):
+    """The state of the monitor in one stage.
+
+    Args:
+        layers: the watched layers by name.
+        has_lazy: whether a layer has no weights yet, because it has not run.
+        losses: the loss of every step since the last look.
+        recent: the latest losses that the host knows, with which a spike is noticed.
+        stepped: during a due step, weight name to how an optimizer steps it.
+        held_back: weight name to its weight decay and gradient clipping.
+        stepping: the ids of the optimizers that have stepped so far.
+        batch: the running batch of the training.
+        batch_idx: its index.
+        first_step: the optimizer step at which the fit began; None before.
+        reporter: has the run judged; None in evaluations, on ranks that do not judge, and after an error in judging.
+        files: the event files that the page at the end is made from; None if there is to be none.
+        box: finds the first NaN or Inf in its step; None if nobody asks for that.
+        finds_late: whether a loss that is not finite is reported when it is read.
+        told: number of NaN or Inf that have been reported.
+        is_reading: whether the first training step is still to be read.
+        live: reads it; it knows the adapters of the model then, and the autograd nodes with layer and line.
+        stale: detects gradients that are not cleared; None once that is decided.
+        modes: watches the modes of layers; None if no rule asks.
+        unfrozen: watches which weights are frozen; None if no rule asks.
+        step_facts: what is known of the training from the code of its steps.
+        off: what has failed in `tried`.
+        adapted: measures what adapters add to frozen weights in a due step.
+        is_ending: whether an alarm has ended the fit.
+        inputs: hooks the model, whose inputs are taken for the batch where the loop passes none; None before.
+        choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
+        why_silent: layer name to why it gave no output at the first look, if it gave none.
+        compares: whether the weights of all ranks are compared.
+        compared: during a due step, what is compared.
+        as_begun: of an evaluation, some values of a weight at its beginning; None if unknown.
+        are_others: of an evaluation, whether these were others in its first batch; None if unknown.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+    has_lazy: bool = False
+    losses: LossMeter = field(default_factory=LossMeter)
+    recent: deque[float] = field(default_factory=deque)
+    stepped: dict[str, Stepped] = field(default_factory=dict)
+    held_back: dict[str, HeldBack] = field(default_factory=dict)
+    stepping: set[int] = field(default_factory=set)
+    batch: Any = None
+    batch_idx: int = 0
+    first_step: int | None = None
+    reporter: Reporter | None = None
+    files: EventFiles | None = None
+    box: BlackBox | None = None
+    finds_late: bool = False
+    told: int = 0
+    is_reading: bool = False
+    live: LiveStep | None = None
+    stale: StaleGradients | None = None
+    modes: Modes | None = None
+    unfrozen: Unfrozen | None = None
+    step_facts: StepFacts = field(default_factory=StepFacts)
+    off: set[str] = field(default_factory=set)
+    adapted: AdaptedWeights = field(default_factory=AdaptedWeights)
+    is_ending: bool = False
+    inputs: Taps | None = None
+    choices: Taps | None = None
+    why_silent: dict[str, str] = field(default_factory=dict)
+    compares: bool = False
+    compared: dict[Compared, Tensor] = field(default_factory=dict)
+    as_begun: Tensor | None = None
+    are_others: Tensor | None = None
+
+    def tapped(
+        self, modules: Mapping[str, Any], role: Any, observer: Callable[[Site], Callable[[Tensor], None]]
+    ) -> Taps:
+        """Hook modules until the stage ends; the hooks do nothing before they are switched on."""
+        taps = Taps(modules, [role], observer)
+        self.until_end.callback(taps.detach)
+        taps.attach()
+        return taps
+
+    def open_input(self, site: Site) -> Callable[[Tensor], None]:
+        """Return a function that measures a tensor of the batch, if its numbers are floating point."""
+        return lambda tensor: self.table.open(site)(tensor) if tensor.dtype.is_floating_point else None
+
+    def open_choice(self, site: Site, router: Router) -> Callable[[Tensor], None]:
+        """Return a function that measures the choice from one of a layer's outputs, if that has the picks or scores."""
+
+        def count(tensor: Tensor) -> None:
+            if is_choice(tensor, router):
+                self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
+
+        return count
+
+    def tried(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
+        """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
+        if what in self.off:
+            return None
+        try:
+            return computing_plainly(watch)(*given)
+        except Exception as error:  # the judge goes on without what it finds
+            self.off.add(what)
+            warn_switched_off(what, error)
+            return None
+
+    def found(self, findings: Sequence[Finding], since: int | None = None) -> None:
+        """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
+        new = [replace(one, since=since) for one in findings]
+        self.step_facts = self.step_facts._replace(findings=[*self.step_facts.findings, *new])
+
+    def new_events(self) -> list[Nonfinite]:
+        """Return the NaN or Inf that the black box has found since the last call, oldest first."""
+        events = [] if self.box is None else self.box.events[self.told :]
+        self.told += len(events)
+        return events
+
+    def late_events(self, losses: Sequence[Loss]) -> list[Nonfinite]:
+        """Return the event of the first loss that is not finite, once in a fit; [] if a black box looks for it."""
+        event = late_event(losses) if self.finds_late and not self.told else None
+        self.told += event is not None
+        return [] if event is None else [event]
 
 
 class HealthMonitor(SiteLogger[HealthState]):
@@ -159,7 +267,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
 
-    _part = Part(MEASURED_VALUES_MAX, some_units)
+    _part = staticmethod(some_units)
 
     def __init__(
         self,
@@ -226,7 +334,14 @@ class HealthMonitor(SiteLogger[HealthState]):
         return super()._why_not(loop)
 
     def _select(self, model: nn.Module) -> Selection:
-        return layers_in(model, self.modules, self.types)
+        try:
+            owners = select(model, self.modules, self.types, owning="parameters")
+        except NothingToSelectError:
+            owners = {}
+        selected = select(model, self.modules, self.types)
+        if self.modules is None and self.types is None:
+            selected |= {name: one for name, one in owners.items() if name and not is_read_by_parent(name, owners)}
+        return Selection(selected, owners)
 
     def _reset(self) -> None:
         super()._reset()
@@ -239,15 +354,15 @@ class HealthMonitor(SiteLogger[HealthState]):
         names = {rule.name for rule in self._rules()}
         asked = names if self.audit else set[str]()
         if loop.is_rank_zero:
-            say_split(self._weights(state.selection.owners))
             judge = Judge(self._rules(), state.layers, int(self.window))
             state.files = EventFiles(state.loggers) if self.report else None
-            state.reporter = Reporter(judge, state.loggers, state.every_n_steps, state.news, state.table)
+            state.reporter = Reporter(judge, state)
             self._run = judge.run
-        state.steps = StepWatch(asked, is_judged=loop.is_rank_zero)
+        state.is_reading = not STEP.isdisjoint(asked)
+        state.modes = Modes() if "eval_mode" in asked else None
+        state.unfrozen = Unfrozen() if asked else None
         state.recent = deque(maxlen=SPIKE_HISTORY_STEPS if "spike" in asked else 0)
-        if self._ranks is not None and "ranks_differ" in names:
-            state.replicas = Replicas(self._part)
+        state.compares = self._ranks is not None and "ranks_differ" in names
         if "nonfinite" in names:
             if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
                 is_scaled = state.loss_scale is not None
@@ -266,19 +381,14 @@ class HealthMonitor(SiteLogger[HealthState]):
             return
         state.first_step = saved["first_step"]
         if state.reporter is not None:
-            alarms = {(rule, module) for rule, module in saved["alarms"]}
             state.reporter.judge.run.losses.load_state_dict(saved["losses"])
-            state.reporter.alarms, state.earlier = alarms, frozenset(alarms)
+            state.reporter.alarms = {(rule, module) for rule, module in saved["alarms"]}
 
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
+        channels, histogram = ChannelDims(state.layers), NeedsHistogram(state.layers)
         return Table(
-            self._plan(),
-            loop.device,
-            stage=state.stage,
-            ranks=self._ranks,
-            channels=ChannelDims(state.layers),
-            histogram=NeedsHistogram(state.layers),
+            self._plan(), loop.device, stage=state.stage, ranks=self._ranks, channels=channels, histogram=histogram
         )
 
     def _find_layers(self, state: HealthState) -> None:
@@ -318,35 +428,37 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        state.until_end.callback(state.steps.leave_batch)
-        state.choices = None
-        if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
-            state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
+        state.choices = state.inputs = None
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
-            if state.stage == "train":
-                self._measure_batch(loop, state, batch)
-            else:
-                self._compare_weights(state)
-        if state.stage == "train":
-            state.batch, state.batch_idx = batch, batch_idx
-            if state.box is not None:
-                state.box.begin_batch(batch, batch_idx, loop.logged_step)
-            if not state.has_lazy:
-                if state.replicas is not None:
-                    state.replicas.begin(state.weights)
-                if state.steps.is_following:
-                    state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
+            if state.stage != "train":
+                if state.as_begun is not None and state.are_others is None:
+                    now = values_of_a_weight(state.weights)
+                    state.are_others = None if now is None else (now != state.as_begun).any()
+                return
+            self._measure_batch(loop, state, batch)
+        state.batch, state.batch_idx = batch, batch_idx
+        if state.box is not None:
+            state.box.begin_batch(batch, batch_idx, loop.logged_step)
+        if state.is_reading and not state.has_lazy:
+            if state.live is None:
+                state.live, state.stale = LiveStep(loop), StaleGradients(loop.model, loop.optimizers)
+                state.until_end.callback(state.live.leave)
+                if state.box is not None:
+                    state.box.programs = state.live.programs
+            state.live.begin(batch)  # last, or it would see the calls above
 
     def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
-        state.adapted.forget()
-        routers = {router.layer: router for router in state.steps.facts.routers if router.layer}
+        state.adapted = AdaptedWeights()
+        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
         if state.choices is None and routers:
             modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
             state.choices = state.tapped(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
+        if batch is None and state.inputs is None:
+            state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
         for taps in (state.choices, state.inputs if batch is None else None):
             if taps is not None:
                 state.until_batch_end.callback(taps.end_step)
@@ -356,162 +468,166 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
         super()._begin_evaluation(loop, state)
-        training = self._live.get("train")  # a callback may swap in other weights after this
-        state.as_begun = None if training is None else values_of_a_weight(training.weights)
-        state.are_others = None
-
-    def _compare_weights(self, state: HealthState) -> None:
-        """See in the first batch of an evaluation whether it has the weights of the training."""
-        if state.as_begun is not None and (training := self._live.get("train")) is not None:
-            now = values_of_a_weight(training.weights)
-            state.are_others = None if now is None else (now != state.as_begun).any()
-            state.as_begun = None
+        # A callback may swap in other weights after this, as an average of them.
+        state.as_begun, state.are_others = values_of_a_weight(state.weights), None
 
     def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        steps, box = state.steps, state.box
-        if steps.is_following or state.is_due:
-            steps.before_backward(loop, loss, state.is_due)
+        box = state.box
+        if state.is_reading and state.live is not None:
+            state.live.before_backward(loss)
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.before_backward)
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
-            box.programs = steps.programs
             box.before_backward(loss, value if scale is None else None, state.batch)
             value = box.loss if scale is None and value is None else value
-            if len(box.events) > state.told:
-                self._tell_news(loop, state)
         if value is not None:
             recent = state.recent
             # It may be a spike, which the rule judges only later, when the graph is gone.
             if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
-                self._note_rows(state, loss, 1 - median([*recent]) / value)
+                excess = 1 - median([*recent]) / value
+                worst = state.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
+                state.losses.note_rows(worst)
             if math.isfinite(value):
                 recent.append(value)
         if state.is_due:
             super()._before_backward(loop, state, loss)
 
-    def _note_rows(self, state: HealthState, loss: Tensor, excess: float) -> None:
-        """Note the rows of the batch whose losses make up this share of the loss, as they do in a spike."""
-        what = "the search for the rows with the largest loss"
-        worst = state.steps.tried(what, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
-        if worst is not None:
-            state.losses.note_rows(worst)
-
     def _after_backward(self, loop: Loop, state: HealthState) -> None:
-        if state.steps.is_following:
-            state.steps.after_backward()
+        if state.is_reading and state.live is not None:
+            state.live.after_backward()
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.after_backward)
         if state.box is not None:
             state.box.after_backward()
-            if len(state.box.events) > state.told:
-                self._tell_news(loop, state)
         if state.is_due:
             super()._after_backward(loop, state)
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        if state.steps.is_following or state.is_due:
-            state.steps.before_step(loop, optimizer, state.is_due)
+        if state.stale is not None:
+            state.tried(_STALE, state.stale.before_step, optimizer)
         if state.box is not None:
             state.box.before_optimizer_step()
-            if len(state.box.events) > state.told:
-                self._tell_news(loop, state)
-        if state.is_due:
-            self._measure_before_step(loop, state, optimizer)
-
-    def _measure_before_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
+        if not state.is_due:
+            return
+        self._watch_settings(loop, state)
         super()._before_optimizer_step(loop, state, optimizer)
         if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
-        if state.replicas is not None:
-            state.replicas.note("gradient", stepped_by(optimizer, state.weights))
+        if state.compares:
+            state.compared |= checksums(stepped_by(optimizer, state.weights), self._part, is_gradient=True)
         state.stepping.add(id(optimizer))
         for each in loop.optimizers:
             for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
                 state.held_back[name] = held_back
                 if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
                     state.stepped[name] = stepped
-        if state.steps.adapters:
-            state.steps.tried(_ADAPTERS, state.adapted.keep, state.steps.adapters, state.weights, state.stepped)
+        if state.live is not None and state.live.adapters:
+            state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
+
+    def _watch_settings(self, loop: Loop, state: HealthState) -> None:
+        """See in a due step which layers are in evaluation mode, and which weights are frozen."""
+        step = loop.logged_step
+        if state.modes is not None:
+            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
+        if state.unfrozen is not None:
+            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
+            if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
+                kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
+                state.step_facts = state.step_facts._replace(findings=kept)
+                state.found(found, step)
 
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)
-        if state.steps.adapters:
-            state.steps.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
+        if state.live is not None and state.live.adapters:
+            state.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
-        if state.stage == "train":
-            state.batch = None
-            if state.steps.is_following:
-                state.steps.end_batch()
+        state.batch = None
+        if state.is_reading and state.live is not None and (first := state.live.end()) is not None:
+            state.is_reading = False
+            state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
+        if state.stale is not None:
+            found = state.tried(_STALE, state.stale.end_batch)
+            if found is not None:
+                # All steps of an optimizer without gradients were so.
+                state.found([found], None if found.rule == "stale_gradients" else state.first_step)
+            if state.stale.is_over or _STALE in state.off:
+                state.stale = None
+        if state.box is not None and len(state.box.events) > state.told and self._ranks is None:
+            self.finish()  # earlier looks are judged first
+            self._tell(state, state.new_events())
+            self._end_if_asked(loop, state)
         if state.is_due:
             super()._end_batch(loop, state, has_stepped)
 
     def _leave_batch(self, state: HealthState) -> None:
         state.batch = None
-        state.steps.leave_batch()
+        if state.live is not None:
+            state.live.leave()
 
     # What it tells.
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
         is_first, state.gaps_are_named = not state.gaps_are_named, True
-        if state.stage == "train":
-            self._look(loop, state)
-            if is_first and self._ranks is not None:
-                self._tell_unused(state, loop.logged_step)
-            if self.stop_on is not None:
-                self._end_if_asked(loop, state)
-        else:
+        if state.stage != "train":
             self._look_at_evaluation(loop, state)
+            return
+        if is_first:
+            names = [name for name, role in state.taps.expected() if role == "output"]
+            state.why_silent = {name: state.taps.why_silent(name, "output") for name in names}
+        self._look(loop, state)
+        unused = [one for one in state.step_facts.findings if one.rule == "unused_parameters"]
+        if is_first and unused and self._ranks is not None:  # the next step raises an error, before ranks merge
+            self._judge(state, lambda reporter: reporter.add(unused[0], loop.logged_step))
+        if self.stop_on is not None:
+            self.finish()
 
     def _look(self, loop: Loop, state: HealthState) -> None:
         """Send what the step has measured; once it has arrived, have it judged with what is known of the step now."""
-        step, ranks, losses, compared = loop.logged_step, self._ranks, state.losses.take(), list[Compared]()
-        along = [] if losses.waiting is None else [losses.waiting]
-        count = sum(map(len, along))
-        if state.replicas is not None:
-            state.replicas.note("after", state.weights)
-            compared, numbers = state.replicas.take()
-            along += [] if numbers is None else [numbers]
+        step, ranks, batch_idx, factors = loop.logged_step, self._ranks, state.batch_idx, state.adapted.factors
+        parts, losses = state.losses.take()
+        if state.compares:
+            state.compared |= checksums(state.weights, self._part, is_gradient=False)
+        compared, state.compared = state.compared, {}
+        there = [one.to(loop.device) for one in compared.values()]
         events = [] if ranks is None else state.new_events()
         known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
-        facts, stepped, state.stepped = state.facts(), state.stepped, {}
+        facts = state.step_facts._replace(
+            why_silent=state.why_silent,
+            unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
+            held_back=dict(state.held_back),
+        )
+        stepped, state.stepped = state.stepped, {}
         frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled = state.loss_scale is not None
-        look = Look(
-            step,
-            state.batch_idx,
-            {},
-            stepped=stepped,
-            frozen=frozen,
-            is_scaled=is_scaled,
-            factors=state.adapted.factors,
-        )
-        sent = self._send(loop, state, _joined(along, loop.device))
+        sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"train {step}"):
                 readings = sent().filled()
-                self._readings, apart = readings.values(), list[Apart]()
-                seen = losses.read(readings.along[:count])
+                self._readings, differing = readings.values(), list[Apart]()
+                seen = summed(parts, readings.along[: len(parts)])
                 told = [*events, *state.late_events(seen)]
                 if ranks is not None:
                     seen, told = of_all_ranks(ranks, seen, told)
-                    if state.replicas is not None:
-                        apart = state.replicas.compare(ranks, compared, readings.along[count:])
+                if ranks is not None and state.compares:
+                    differing = apart(ranks, compared, readings.along[len(parts) :])
                 overflowed = is_scaled and bool(readings.overflowed.any())
-                now = replace(look, readings=readings, losses=seen, overflowed=overflowed, apart=apart)
+                look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, differing, is_scaled, factors)
                 self._tell(state, told)
-                self._judge(state, lambda reporter: reporter.see(now, facts, known))
-                if ranks is not None and self.stop_on is not None:
-                    state.is_asked_of_all = ranks.is_any(self._guilty(state) is not None)
+                self._judge(state, lambda reporter: reporter.see(look, facts, known))
+                self._end_if_asked(loop, state)
 
         self._do_later(state, arrived, step, WHEN_WRITTEN["train"])
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
         """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
         training, step = self._live.get("train"), loop.logged_step
-        along = [one for one in (loop.evaluation_loss, state.are_others) if one is not None]
         compares = state.are_others is not None
-        sent = self._send(loop, state, _joined(along, loop.device))
+        sent = self._send(loop, state, _joined([loop.evaluation_loss, state.are_others], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
@@ -524,18 +640,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
         self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
-
-    def _tell_unused(self, state: HealthState, step: int) -> None:
-        """Tell at once of unused parameters, for which DDP raises an error in the next step, before ranks merge."""
-        found = [one for one in state.steps.facts.findings if one.rule == "unused_parameters"]
-
-        def told(reporter: Reporter) -> tuple[Verdict, ...]:
-            for one in found:
-                reporter.judge.add(one.rule, one, step)
-            return reporter.judge.verdicts
-
-        if found:
-            self._judge(state, told)
 
     def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
         """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
@@ -550,33 +654,18 @@ class HealthMonitor(SiteLogger[HealthState]):
         if events:
             self._judge(state, lambda reporter: reporter.tell(events, is_searched=state.box is not None))
 
-    def _tell_news(self, loop: Loop, state: HealthState) -> None:
-        """Report what the black box has found, and end the fit if `stop_on` asks for it.
-
-        Do nothing if ranks merge: then all report it together at the next look.
-        """
-        if self._ranks is None:
-            self.finish()  # earlier looks are judged first
-            self._tell(state, state.new_events())
-            self._end_if_asked(loop, state)
-
-    def _guilty(self, state: HealthState) -> Verdict | None:
-        """Return the first verdict that is a new alarm of a rule in `stop_on`, or None."""
-        asked = {self.stop_on} if isinstance(self.stop_on, str) else {*(self.stop_on or ())}
-        alarms = (v for v in self._verdicts if v.severity == "alarm" and (v.rule, v.module) not in state.earlier)
-        return next((v for v in alarms if {"alarm", v.rule} & asked), None)
-
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
-        """End the fit with this batch if there is such an alarm, on any rank if there are others."""
+        """End the fit with this batch if a new alarm of a rule in `stop_on` asks for it, here or on another rank."""
         if self.stop_on is None or state.is_ending:
             return
-        self.finish()
-        guilty = self._guilty(state)
-        if state.is_asked_of_all if self._merges(loop) else guilty is not None:
+        asked = {self.stop_on} if isinstance(self.stop_on, str) else {*self.stop_on}
+        alarms = [] if state.reporter is None else state.reporter.said
+        guilty = next((alarm for alarm in alarms if {"alarm", alarm.rule} & asked), None)
+        if self._ranks.is_any(guilty is not None) if self._ranks is not None else guilty is not None:
             loop.stop()
             state.is_ending = True
             if guilty is not None:
-                say_ended(guilty, loop.logged_step)
+                alert(f"HealthMonitor {ended_by(guilty, loop.logged_step)}")
 
     def written_tags(self) -> Iterator[str]:
         """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
@@ -586,9 +675,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         """Judge the whole training unless `stop_on` ended it."""
         if state.stage != "train":
             return
-        rest = state.losses.take()
-        losses = rest.read([] if rest.waiting is None else rest.waiting.tolist())
-        losses = [] if state.is_ending else losses
+        parts, rest = state.losses.take()
+        losses = [] if state.is_ending or rest is None else summed(parts, rest.tolist())
         events = [*state.new_events(), *state.late_events(losses)]
         if self._ranks is not None:  # which tell at looks only what has happened
             with self._ranks.at("end"):
@@ -603,22 +691,23 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
         self._leave_batch(state)
-        if state.reporter is not None:  # after an exception too, what has been seen is told
+        self._tell(state, state.new_events())  # after an exception too, what has been seen is told
+        if state.reporter is not None:
             state.reporter.close()
         if state.files is not None and self._run is not None:
-            write_report(state.loggers, state.files, self._run.now.step if self._run.seen else None)
+            write_report(state.loggers, state.files, self._run)
 
 
 def values_of_a_weight(weights: Mapping[str, Weight]) -> Tensor | None:
-    """Return a copy of the first values of the first trainable weight; None if that is no plain tensor."""
-    first = next((p for weight in weights.values() for p in weight.parameters if p.requires_grad), None)
-    plain = type(first) is nn.Parameter and first.layout is torch.strided
-    return first.detach().flatten()[:VALUES_COMPARED].clone() if first is not None and plain else None
+    """Return a copy of the first values of the first trainable weight that is a plain tensor; None if none is."""
+    plain = (p for weight in weights.values() for p in weight.parameters if p.requires_grad and is_plain(p))
+    first = next(plain, None)
+    return None if first is None else first.detach().flatten()[:VALUES_COMPARED].clone()
 
 
-def _joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor | None:
+def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
     """Return the numbers of several tensors in one, shape (n,), float64, where the table of a device has its own."""
-    there = [tensor.detach().to(measuring_device(device)).reshape(-1).double() for tensor in tensors]
+    there = [one.detach().to(measuring_device(device)).reshape(-1).double() for one in tensors if one is not None]
     return torch.cat(there) if there else None
 
 

@@ -1,9 +1,8 @@
-"""`LossMeter`: keeps the losses of all steps; those on a device are not read before the next look."""
+"""`LossMeter`: keeps the losses of all steps, which are not read before the next look."""
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,47 +20,16 @@ class LossPart(NamedTuple):
     Args:
         step: its optimizer step.
         batch_idx: the index of its batch.
-        loss: the loss; a tensor if it is on a device.
+        loss: the loss, shape (), on its device.
+        may_overflow: True if a GradScaler may have made it infinite; then its step counts as unknown.
         worst: see `Loss.worst`.
     """
 
     step: int
     batch_idx: int
-    loss: float | Tensor
+    loss: Tensor
+    may_overflow: bool
     worst: WorstRows | None = None
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses since the previous look.
-
-    Args:
-        parts: each backward pass, in order.
-        waiting: the losses of `parts` that are tensors, stacked, shape (k,); None if there are none.
-        may_overflow: True if a GradScaler may have made an infinite loss so; then that loss counts as unknown.
-    """
-
-    parts: Sequence[LossPart]
-    waiting: Tensor | None
-    may_overflow: bool = False
-
-    def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """Return the summed loss of each optimizer step in order, without steps that have an unknown part.
-
-        Args:
-            arrived: the numbers that `waiting` holds.
-        """
-        on_host, losses, unknown = iter(arrived), dict[int, Loss](), set[int]()
-        for step, batch_idx, loss, worst in self.parts:
-            value = next(on_host) if isinstance(loss, Tensor) else loss
-            if self.may_overflow and math.isinf(value):
-                unknown.add(step)
-            elif (before := losses.get(step)) is None:
-                losses[step] = Loss(step, batch_idx, value, worst=worst)
-            else:
-                backwards = before.backwards + (batch_idx == before.batch_idx)
-                losses[step] = Loss(step, batch_idx, before.value + value, backwards, before.worst or worst)
-        return [loss for step, loss in losses.items() if step not in unknown]
 
 
 class LossMeter:
@@ -69,7 +37,6 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._parts: deque[LossPart] = deque(maxlen=MOST_LOSSES)
-        self._may_overflow = False
 
     def add(self, step: int, batch_idx: int, loss: Tensor, scale: Tensor | None = None) -> float | None:
         """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept.
@@ -83,26 +50,43 @@ class LossMeter:
         """
         if loss.numel() != 1 or loss.is_complex():
             return None
-        self._may_overflow |= scale is not None and loss.dtype is torch.float16
-        loss = loss.detach() if scale is None else loss.detach() / scale
-        if loss.is_cpu:
-            value: float = loss.item()
-            self._parts.append(LossPart(step, batch_idx, value))
-            return value
+        may_overflow = scale is not None and loss.dtype is torch.float16
         # A copy: the loss may be part of a large tensor, or be overwritten, as by the next replay of a CUDA graph.
-        self._parts.append(LossPart(step, batch_idx, loss.reshape(()).clone()))
-        return None
+        loss = loss.detach().reshape(()).clone() if scale is None else loss.detach().reshape(()) / scale
+        self._parts.append(LossPart(step, batch_idx, loss, may_overflow))
+        return loss.item() if loss.is_cpu else None
 
-    def note_rows(self, worst: WorstRows) -> None:
-        """Note which rows of the batch have the largest loss, for the loss that was added last."""
+    def note_rows(self, worst: WorstRows | None) -> None:
+        """Note which rows of the batch have the largest loss, if any are known, for the loss that was added last."""
         if self._parts:
             self._parts.append(self._parts.pop()._replace(worst=worst))
 
-    def take(self) -> Losses:
-        """Return the losses since the last call and forget them: at most the last MOST_LOSSES."""
-        parts, self._parts = [*self._parts], deque(maxlen=MOST_LOSSES)
-        if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
-            parts = [part for part in parts if part.step != parts[0].step]
-        there = [part.loss for part in parts if isinstance(part.loss, Tensor)]
-        waiting = torch.stack([loss.to(there[0].device) for loss in there]) if there else None
-        return Losses(parts, waiting, self._may_overflow)
+    def take(self) -> tuple[list[LossPart], Tensor | None]:
+        """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
+
+        Their numbers come together, shape (k,); None if there are none.
+        """
+        parts = [*self._parts]
+        self._parts.clear()
+        return parts, torch.stack([part.loss.to(parts[0].loss.device) for part in parts]) if parts else None
+
+
+def summed(parts: Sequence[LossPart], numbers: Sequence[float]) -> list[Loss]:
+    """Return the summed loss of each optimizer step in order, without steps that have an unknown part.
+
+    Args:
+        parts: each backward pass, in order.
+        numbers: the losses of `parts`.
+    """
+    losses, unknown = dict[int, Loss](), set[int]()
+    for part, value in zip(parts, numbers, strict=True):
+        before = losses.get(part.step)
+        if part.may_overflow and math.isinf(value):
+            unknown.add(part.step)
+        elif before is None:
+            losses[part.step] = Loss(part.step, part.batch_idx, value, worst=part.worst)
+        else:
+            backwards = before.backwards + (part.batch_idx == before.batch_idx)
+            worst = before.worst or part.worst
+            losses[part.step] = Loss(part.step, part.batch_idx, before.value + value, backwards, worst)
+    return [loss for step, loss in losses.items() if step not in unknown]

@@ -13,7 +13,7 @@ from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_in
-from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
+from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.loops.callback import HookboardCallback, why_no_step
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import StageState, names_in
@@ -46,9 +46,6 @@ class SiteLogger(HookboardCallback[V]):
 
     verb = "measures"
     state_class: type[V] = MeasurementState  # type: ignore[assignment]  # a subclass with another V sets it
-
-    _part: Part | None = None
-    """Which part of a weight, and of its gradient, is measured; None for all of it."""
 
     _finish: Callable[[Readings], Readings] | None = None
     """Computes what needs the readings of several sites, such as ratios; None if there is nothing to compute."""
@@ -116,6 +113,11 @@ class SiteLogger(HookboardCallback[V]):
         """Return why some sites may not have a statistic; "" for a statistic that all sites have."""
         return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
+    @staticmethod
+    def _part(weight: Tensor) -> Tensor:
+        """Return the part of a weight, or of its gradient, that is measured; a subclass may override this."""
+        return weight
+
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
         """Return the weights of these modules that are measured, by dotted name; a subclass may override this."""
         return weights_of(owners)
@@ -149,7 +151,7 @@ class SiteLogger(HookboardCallback[V]):
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
-            state.loss_scale = LossScale(scaler, self._name) if scaler is not None and scaler.is_enabled() else None
+            state.loss_scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
 
     def _table(self, loop: Loop, state: StageState) -> Table:
         """Return the table of one stage."""
@@ -190,7 +192,7 @@ class SiteLogger(HookboardCallback[V]):
     def _before_backward(self, loop: Loop, state: V, loss: Tensor) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""
         if state.loss_scale is not None:
-            state.table.scale = state.loss_scale.before_backward()
+            state.table.scale = state.loss_scale.in_force()
 
     def _after_backward(self, loop: Loop, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""

@@ -1,17 +1,18 @@
 """`Reporter`: has a run judged, and writes and says the verdicts. `write_report`: the page of a run in one file."""
 
+import contextlib
 from collections.abc import Sequence
 
 from hookboard.base.messages import alert, inform, warn_switched_off
-from hookboard.callbacks.layer_news import Facts, LayerNews
+from hookboard.callbacks.layer_news import Facts
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look
 from hookboard.health.page import Page
-from hookboard.health.report import closing, ended_by, news
-from hookboard.health.rule import Verdict
+from hookboard.health.report import closing, news
+from hookboard.health.rule import Finding, Verdict
 from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
-from hookboard.health.run import StepFacts
-from hookboard.measure.table import Table
+from hookboard.health.run import Run, StepFacts
 from hookboard.writers.entry import Entry
 from hookboard.writers.event_files import EventFiles
 from hookboard.writers.loggers import Loggers
@@ -29,18 +30,16 @@ class Reporter:
 
     Args:
         judge: judges the run.
-        loggers: the loggers to write to.
-        every_n_steps: number of steps between two looks.
-        layers: makes the record of the layers.
-        table: the table that measures the training.
+        state: the state of the training.
     """
 
-    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, layers: LayerNews, table: Table) -> None:
-        self.judge = judge
-        self._loggers, self._every_n_steps, self._layers, self._table = loggers, every_n_steps, layers, table
-        self._page = Page(every_n_steps, judge.look_at)
+    def __init__(self, judge: Judge, state: MeasurementState) -> None:
+        self.judge, self._state, self._loggers = judge, state, state.loggers
+        self._page = Page(state.every_n_steps, judge.look_at)
         self.alarms: set[tuple[str, str]] = set()
-        """Rule and module of each alarm for which a warning was given."""
+        """Rule and module of each alarm for which a warning was given, also in a fit that this one continues."""
+        self.said: list[Verdict] = []
+        """The alarms for which a warning was given in this fit."""
         self._is_closed = False
 
     def see(self, look: Look, facts: StepFacts, known: Facts) -> tuple[Verdict, ...]:
@@ -48,9 +47,9 @@ class Reporter:
         verdicts = self.judge.see(look, facts)
         self._say_new(verdicts)
         if self._loggers.loggers:
-            entry, ran = self._page.entry(self.judge.run, verdicts), self.judge.run.layers
+            entry, ran, state = self._page.entry(self.judge.run, verdicts), self.judge.run.layers, self._state
             names = [layer.name for layer in ran]
-            entry.records.update(self._layers.in_order(ran, lambda: names, known, self._table, self._every_n_steps))
+            entry.records.update(state.news.in_order(ran, lambda: names, known, state.table, state.every_n_steps))
             self._loggers.write(entry)
         return verdicts
 
@@ -65,6 +64,11 @@ class Reporter:
         if judge.run.looks:
             self._loggers.write(Entry(events[0].step, texts={BEFORE: before_nonfinite(judge.run.looks[-1])}))
         return judge.verdicts
+
+    def add(self, finding: Finding, step: int) -> tuple[Verdict, ...]:
+        """Judge at once what was found in the code of a step."""
+        self.judge.add(finding.rule, finding, step)
+        return self.judge.verdicts
 
     def close(self) -> None:
         """Write the page for the last time and log the worst verdicts; nothing before a look or in a second call.
@@ -85,38 +89,32 @@ class Reporter:
             warn_switched_off("HealthMonitor's final report", error)
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
-        """Warn of each alarm that is not in `alarms` yet, and add it to them."""
+        """Warn of each alarm that is not in `alarms` yet, and add it to them and to `said`."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
             if verdict.severity == "alarm" and key not in self.alarms:
                 self.alarms.add(key)
+                self.said.append(verdict)
                 alert(news(verdict))
 
 
-def say_ended(guilty: Verdict, step: int) -> None:
-    """Log why `stop_on` has ended the fit."""
-    alert(f"HealthMonitor {ended_by(guilty, step)}")
-
-
-def write_report(loggers: Loggers, files: EventFiles, step: int | None) -> None:
+def write_report(loggers: Loggers, files: EventFiles, run: Run) -> None:
     """Write the page of a run, as `hookboard report` makes it, to all loggers at the end of a fit.
 
     Args:
         loggers: what the page is written to; an error is one warning.
-        files: the event files that it is made from.
-        step: the step to write it at; None to write no page, because nothing was looked at.
+        files: the event files that it is made from; they are closed.
+        run: the run; there is no page if nothing was looked at.
     """
     from hookboard.board.one_file import page_in  # it imports TensorBoard's readers
 
     try:
-        folder = files.folder()
-        page = None if step is None or folder is None else Entry(step, pages={REPORT: page_in(folder)})
-        files.close()
+        with contextlib.closing(files):
+            folder = files.folder()
+            page = Entry(run.now.step, pages={REPORT: page_in(folder)}) if folder is not None and run.seen else None
         if page is not None:
             loggers.write(page)
             if places := loggers.places_of_page(REPORT):
                 inform(f"HealthMonitor wrote the report of this run: {'; '.join(places)}")
     except Exception as error:  # a file or a logger may fail; the fit itself is over
         warn_switched_off("HealthMonitor's report", error)
-    finally:
-        files.close()

@@ -63,7 +63,7 @@ class Sentinels:
             if parameter.grad is not None:
                 held = _as_plain(stored(parameter.grad))
                 (columns if held.ndim > 1 and held.numel() > MAX_FIRST_MODULE_ELEMENTS else whole).append(held)
-        parts = [gradient if gradient.ndim == 1 else gradient.flatten() for gradient in whole]
+        parts = [*map(torch.flatten, whole)]
         for gradient in columns:
             parts += [gradient.flatten(1).select(1, 0)] if gradient.numel() else []
         if not parts:
