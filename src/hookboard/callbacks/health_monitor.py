@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
@@ -76,14 +75,14 @@ Search = Literal["auto", "exact", "late"]
 
 
 def some_units(weight: Tensor) -> Tensor:
-    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a DTensor or a vector as it is.
+    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a vector or a subclass as it is.
 
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
     """
     every = every_unit(weight.shape) if weight.numel() > MEASURED_VALUES_MAX else 1
-    # A DTensor would have to ask the other ranks for a slice.
-    if every == 1 or isinstance(weight, DTensor):
+    # A DTensor would have to ask the other ranks for a slice, and other subclasses may not let themselves be cut.
+    if every == 1 or type(weight) not in (Tensor, nn.Parameter):
         return weight
     if weight.layout is torch.strided:
         # The kernel for the CPU reads over gaps.
