@@ -3,7 +3,7 @@
 import html
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import warn_switched_off
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.health_state import HealthState
-from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.reporter import Reporter, say_ended, write_report
 from hookboard.callbacks.step_watch import StepWatch
@@ -24,7 +24,6 @@ from hookboard.callbacks.weights import Part, say_split
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
-from hookboard.health.page import VERDICT
 from hookboard.health.robust import median
 from hookboard.health.rule import Rule, Verdict, check_stop_on, rules_of
 from hookboard.health.rules.numerics import Nonfinite
@@ -305,7 +304,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if state.reporter is not None:
                 state.reporter.judge.run.follow(layers)
 
-        self._do_later(state, tell, loop.logged_step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, tell)
 
     # What it does at each step: as few calls as possible if that is not due.
 
@@ -504,7 +503,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 if ranks is not None and self.stop_on is not None:
                     state.is_asked_of_all = ranks.is_any(self._guilty(state) is not None)
 
-        self._do_later(state, arrived, step, WHEN_WRITTEN["train"])
+        self._do_later(state, arrived)
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
         """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
@@ -523,7 +522,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
-        self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, arrived)
 
     def _tell_unused(self, state: HealthState, step: int) -> None:
         """Tell at once of unused parameters, for which DDP raises an error in the next step, before ranks merge."""
@@ -577,10 +576,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.is_ending = True
             if guilty is not None:
                 say_ended(guilty, loop.logged_step)
-
-    def written_tags(self) -> Iterator[str]:
-        """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
-        return iter([VERDICT] if "train" in self._live else [])
 
     def _end_training(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""

@@ -36,6 +36,7 @@ class BareLoop(Loop):
 
     stage = "train"
     is_running = is_accumulating = should_stop = False
+    logged_step = 0
 
     @unseen
     def __init__(
@@ -48,6 +49,7 @@ class BareLoop(Loop):
         validates: bool,
         log_every_n_steps: int,
     ) -> None:
+        super().__init__()
         self.model, self.has_validation = unwrapped(model), validates
         self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
@@ -55,7 +57,7 @@ class BareLoop(Loop):
         self.callbacks = self._given = callbacks
         self.loggers = loggers
         self.log_every_n_steps = log_every_n_steps
-        self.logged_step = self._batch_idx = 0
+        self._batch_idx = {"train": 0, "validate": 0}
         self._has_stepped = False
         if has_process_group():
             self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
@@ -63,8 +65,6 @@ class BareLoop(Loop):
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
         if any(isinstance(module, FullyShardedDataParallel) for module in modules_in(model).values()):
             self.weights_kept_by = FullyShardedDataParallel.__name__
-        self.members = []
-        self._is_in_step = False
 
     @contextmanager
     def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
@@ -76,22 +76,29 @@ class BareLoop(Loop):
             batch: The batch. Some callbacks read its tensors; `HealthMonitor` finds them by itself if it is left out.
             accumulates: True if no optimizer step follows, because gradients are added to those of the next batch.
         """
+        self.begin_step(batch, accumulates)
+        try:
+            yield
+        except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
+            unhear_backward(self._hear_backward)
+            self.leave_batch()
+            raise
+        self.end_step()
+
+    def begin_step(self, batch: Any, accumulates: bool) -> None:
+        """Begin a batch, see `step`."""
         self._count()
         self.is_accumulating = accumulates
-        self.begin_batch(batch, self._batch_idx)
-        with ExitStack() as until_end:
-            if self.stage == "train":
-                until_end.callback(unhear_backward, self._hear_backward)
-                hear_backward(self._hear_backward)
-                self._is_in_step = True
-                until_end.callback(setattr, self, "_is_in_step", False)
-            try:
-                yield
-            except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
-                self.tell("leave_batch")
-                raise
-        self.tell("end_batch")
-        self._batch_idx += 1
+        unhear_backward(self._hear_backward)  # of a batch that has not ended
+        self.begin_batch(batch, self._batch_idx[self.stage])
+        if self.stage == "train":
+            hear_backward(self._hear_backward)
+
+    def end_step(self) -> None:
+        """End the batch."""
+        unhear_backward(self._hear_backward)
+        self.end_batch()
+        self._batch_idx[self.stage] += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
     def _count(self) -> None:
@@ -105,14 +112,17 @@ class BareLoop(Loop):
     @contextmanager
     def evaluate(self) -> Iterator[None]:
         """Measure a validation inside the context; each of its batches must run inside a `step`."""
-        batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
-            self.tell("leave_batch")
-            self.tell("begin_evaluation")
+            self.begin_evaluation()
             yield
-            self.tell("end_evaluation")
+            self.end_evaluation()
         finally:
-            self.stage, self._batch_idx = "train", batch_idx
+            self.stage = "train"
+
+    def begin_evaluation(self) -> None:
+        """Begin a validation, see `evaluate`."""
+        self.stage, self._batch_idx["validate"] = "validate", 0
+        super().begin_evaluation()
 
     @contextmanager
     def running(self) -> Iterator["BareLoop"]:
@@ -127,26 +137,27 @@ class BareLoop(Loop):
                 until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
             for callback in self._given:
                 callback.start(self, ["train", "validate"])
-            self.tell("begin_training")
+            self.begin_training()
             self._listen(until_end)
             yield self
             self._count()
-            self.tell("end_epoch")
+            self.end_epoch()
             self.end_training()
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Call the members before the optimizers' steps within `step`, until `until_end` closes.
+        """Tell the steps of the optimizers to those in a batch, until `until_end` closes.
 
-        It hooks the optimizers of the loop, and replaces the scaler's `step`. Once for the whole run: what the user has
-        compiled of an optimizer's step is compiled anew whenever its hooks change.
+        Once for the whole run: what the user has compiled of an optimizer's step is compiled anew whenever its hooks
+        change.
         """
-        scaler, is_told = self.scaler, False
+        scaler = self.scaler
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
+        def before_step(optimizer: Optimizer) -> None:
+            self.tell("_before_optimizer_step", optimizer)
 
         def hears(optimizer: Optimizer, given: Any, named: dict[str, Any]) -> Any:
-            if is_told or not self._is_in_step:
-                return None
-            _, *given = given
-            closure = given[0] if given else named.get("closure")
+            closure = given[1] if len(given) > 1 else named.get("closure")
             if closure is None:
                 before_step(optimizer)
                 return None
@@ -157,36 +168,27 @@ class BareLoop(Loop):
                 before_step(optimizer)
                 return loss
 
-            return ((optimizer, told, *given[1:]), named) if given else ((optimizer,), {**named, "closure": told})
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
-        def before_step(optimizer: Optimizer) -> None:
-            self.tell("before_optimizer_step", optimizer)
+            return (optimizer,), {**named, "closure": told}
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
-            nonlocal is_told
-            # The scaler skips the optimizer's step, and its hook, if gradients have overflowed.
-            if self._is_in_step:
-                before_step(optimizer)
-            is_told = True
-            try:
-                return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
-            finally:
-                is_told = False
+            before_step(optimizer)
+            return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
 
-        for optimizer in self.optimizers:
-            until_end.callback(optimizer.register_step_pre_hook(hears).remove)
-        if scaler is not None:
+        if scaler is not None and scaler.is_enabled():
+            # It skips an optimizer's step, and its hook, if gradients have overflowed.
             until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
+        else:
+            for optimizer in self.optimizers:
+                until_end.callback(optimizer.register_step_pre_hook(hears).remove)
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and tell the members before and after it, if it is that of one loss."""
         if len(losses) == 1:
-            self.tell("before_backward", *losses)
+            self.tell("_before_backward", *losses)
         backward()
         if len(losses) == 1:
-            self.tell("after_backward")
+            self.tell("_after_backward")
 
     def stop(self) -> None:
         """Set `should_stop`, which the user's loop should check after each step."""
