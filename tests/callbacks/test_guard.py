@@ -89,8 +89,10 @@ def test_all_callbacks_may_be_taken_away_in_a_fit():
         def on_train_batch_start(self, trainer, *args):
             trainer.callbacks = []
 
-    run = fit(None, Toy(mlp()), batches(4, 4), TakesAll(), HealthMonitor())
+    monitor = HealthMonitor()
+    run = fit(None, Toy(mlp()), batches(4, 4), TakesAll(), monitor)
     assert run.global_step == 2
+    monitor.end_run(monitor._loop)  # which nobody has ended
 
 
 def test_a_wrong_configuration_still_ends_a_fit_at_its_start():

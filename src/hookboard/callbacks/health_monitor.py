@@ -443,10 +443,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_due:
             super()._end_batch(loop, state, has_stepped)
 
-    def _leave_batch(self, state: HealthState) -> None:
-        state.batch = None
-        state.steps.leave_batch()
-
     # What it tells.
 
     def _log(self, loop: Loop, state: HealthState) -> None:
@@ -597,7 +593,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
-        self._leave_batch(state)
+        state.forget()
         if state.reporter is not None:  # after an exception too, what has been seen is told
             state.reporter.close()
         if state.files is not None and self._run is not None:

@@ -85,6 +85,12 @@ class HealthState(MeasurementState):
     as_begun: Tensor | None = None
     are_others: Tensor | None = None
 
+    def forget(self) -> None:
+        """Drop what was measured in a step or an evaluation that did not end, and stop following the batch."""
+        super().forget()
+        self.batch = None
+        self.steps.leave_batch()
+
     def tapped(
         self, modules: Mapping[str, Any], role: Any, observer: Callable[[Site], Callable[[Tensor], None]]
     ) -> Taps:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,7 +19,7 @@ from hookboard.base.checks import check_switches, check_whole, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
-from hookboard.base.torch_private import children_of, modules_in, parameters_in, unseen
+from hookboard.base.torch_private import children_of, parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import scaler_of_fabric
@@ -54,17 +53,12 @@ class BareLoop(Loop):
         self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
         self.device = next((parameter.device for parameter in parameters_in(model).values()), torch.device("cpu"))
-        self.callbacks = self._given = callbacks
-        self.loggers = loggers
-        self.log_every_n_steps = log_every_n_steps
+        self._callbacks, self.loggers, self.log_every_n_steps = callbacks, loggers, log_every_n_steps
         self._batch_idx = {"train": 0, "validate": 0}
         self._has_stepped = False
         if has_process_group():
-            self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
-            self.is_rank_zero = self.rank == 0
+            self.world_size, self.is_rank_zero = dist.get_world_size(), dist.get_rank() == 0
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
-        if any(isinstance(module, FullyShardedDataParallel) for module in modules_in(model).values()):
-            self.weights_kept_by = FullyShardedDataParallel.__name__
 
     @contextmanager
     def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
@@ -135,7 +129,7 @@ class BareLoop(Loop):
                 until_end.callback(_save, logger)
             for _ in range(2):  # because Ctrl-C may come in the middle of the first
                 until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
-            for callback in self._given:
+            for callback in self._callbacks:
                 callback.start(self, ["train", "validate"])
             self.begin_training()
             self._listen(until_end)

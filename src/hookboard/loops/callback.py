@@ -10,7 +10,7 @@
     on_after_backward                   tell                   _after_backward
     on_before_optimizer_step            tell                   _before_optimizer_step
     on_<stage>_batch_end                end_batch              until_batch_end is closed; _end_batch
-    the next batch, or the epoch's end  leave_batch            _leave_batch, where the batch has not ended
+    the next batch, or the epoch's end  leave_batch            state.forget, where the batch has not ended
     on_<stage>_end                      end_evaluation         _end_evaluation
     on_train_end                        end_training           _end_training
     teardown or on_exception            end_run                _leave; all hooks are removed
@@ -210,9 +210,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 always True in evaluations.
         """
 
-    def _leave_batch(self, state: W) -> None:
-        """Called before the next batch if this one has not ended, as after an error."""
-
     def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""
 
@@ -309,9 +306,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         except Exception as error:  # ours: the run goes on, unless it is meant to stop
             if self.may_stop_the_run:
                 raise
-            is_first = not state.has_fault
-            self._drop(state)
-            if is_first:
+            if not state.has_fault:
+                self._drop(state)
                 warn_switched_off(f"{self._name} in {state.stage}", error)
 
     @property
@@ -381,10 +377,9 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
         memory.
         """
-        if state.is_due and state.stage == "train":
-            state.forget()
         state.is_due = False
-        self._leave_batch(state)
+        if state.stage == "train":
+            state.forget()
         state.until_batch_end.close()
 
     def _close_evaluation(self, loop: Loop, state: W) -> None:
@@ -392,7 +387,23 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._catch_up()
 
     def _start(self, loop: Loop, running: Sequence[str]) -> None:
-        selection, reason, every_n_steps, stages = self._decide(loop)
+        """Select the modules, and begin each stage.
+
+        If all ranks measure, all but the modules is as rank 0 decides: often only that has a logger, and if each rank
+        followed its own, some would wait for others for ever.
+        """
+        selection, reason = Selection(), None
+        try:
+            selection = self._select(loop.model)
+            reason = self._why_not(loop)
+        except NothingToSelectError as nothing:
+            reason = str(nothing)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {error}") from error
+        decided = reason, int(self._cadence(loop)), self._stages(loop)
+        if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
+            decided = gathered(decided, loop.device)[0]
+        reason, every_n_steps, stages = decided
         if reason:
             inform(f"{self._name} {self.verb} nothing: {reason}.")
             return
@@ -423,28 +434,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         if not loop.is_fitting:  # which has begun
             self._open_evaluation(loop, state)
 
-    def _decide(self, loop: Loop) -> tuple[Selection, str | None, int, Sequence[Stage]]:
-        """Return the selected modules, why nothing can be measured, the cadence and the stages.
-
-        If all ranks measure, all but the modules are those of rank 0: often only that has a logger, and if each rank
-        followed its own, some would wait for others for ever.
-
-        Raises:
-            ValueError: the configuration does not fit the model.
-        """
-        selection, reason = Selection(), None
-        try:
-            selection = self._select(loop.model)
-            reason = self._why_not(loop)
-        except NothingToSelectError as nothing:
-            reason = str(nothing)
-        except ValueError as error:
-            raise ValueError(f"{self._name}: {error}") from error
-        decided = reason, int(self._cadence(loop)), self._stages(loop)
-        if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
-            decided = gathered(decided, loop.device)[0]
-        return selection, *decided
-
     def _follow(self, loop: Loop, state: W) -> None:
         """If modules of the model were replaced since the last call, select again; if that differs, attach and warn."""
         layout = modules_in(loop.model)
@@ -473,17 +462,26 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     def _drop(self, state: W) -> None:
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
-        ended = [state] if self._ranks is None else [state, *self._live.values()]
+        ended = [state] if self._ranks is None else [state, *self.states]
         for each in ended:
             each.has_fault = True
-            self._live.pop(each.stage, None)
         if self._ranks is None:
             self.finish()
         self._leave_ranks()
-        for each in ended:
+        self._end(ended)
+
+    def _end(self, states: Sequence[W]) -> None:
+        for state in states:
             with suppress(Exception):  # the error that has ended the stage may occur here too
-                self._leave(each)
-            each.remove_hooks()
+                self._leave(state)
+            state.remove_hooks()
+            self._live.pop(state.stage, None)
+
+    def _end_all(self) -> None:
+        """Read what is pending, disconnect the ranks, and end all stages."""
+        self.finish()
+        self._leave_ranks()
+        self._end(self.states)
 
     def _leave_ranks(self) -> None:
         """Merge nothing any more, and tell the other ranks; what is pending cannot be merged then, and is dropped."""
@@ -511,17 +509,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
         if self._ranks is None:
             self.finish()
-
-    def _end_all(self) -> None:
-        """Read what is pending, disconnect the ranks, and end all stages, whatever fails."""
-        try:
-            self.finish()
-        finally:
-            self._leave_ranks()
-            for state in self.states:
-                self._leave(state)
-                state.remove_hooks()
-                self._live.pop(state.stage, None)
 
     @property
     def _name(self) -> str:

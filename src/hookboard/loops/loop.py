@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -31,8 +31,6 @@ class Loop:
     """All optimizers of the run."""
     loggers: Sequence[Logger]
     """The loggers to write to; empty if there is none."""
-    callbacks: Sequence[Callback]
-    """All callbacks of the run, also those not of hookboard, in the order in which they are called."""
     scaler: GradScaler | None = None
     """The GradScaler that scales the loss; None if the loss is not scaled."""
     largest_norm: float = math.inf
@@ -69,8 +67,6 @@ class Loop:
     """True in the process that writes to the loggers."""
     world_size: int = 1
     """The number of processes."""
-    rank: int = 0
-    """The number of this process."""
     weights_kept_by: str | None = None
     """The name of the strategy that keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this
     rank can read all of them."""
@@ -174,12 +170,9 @@ class Loop:
         self.tell("_close_evaluation", to=self._in_stage())
 
     def end_training(self) -> None:
-        """Tell all members that the training has ended, and write the last rows."""
-        try:
-            self.finish()
-            self.tell("_end_training", to=self._states())
-        finally:
-            write_rows(self.loggers)
+        """Tell all members that the training has ended."""
+        self.finish()
+        self.tell("_end_training", to=self._states())
 
     def end_run(self, has_failed: bool = False) -> None:
         """Have all members leave, and write what they have logged."""
@@ -192,11 +185,9 @@ class Loop:
     @contextmanager
     def unobserved(self) -> Iterator[None]:
         """Switch the members' hooks on modules and gradients off inside the context."""
-        states = [state for _, state in self.in_batch if state.is_due]
-        for state in states:
-            state.observe(False)
-        try:
+        with ExitStack() as until_end:
+            for _, state in self.in_batch:
+                if state.is_due:
+                    until_end.callback(state.observe, True)
+                    state.observe(False)
             yield
-        finally:
-            for state in states:
-                state.observe(True)

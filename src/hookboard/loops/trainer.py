@@ -83,7 +83,6 @@ class TrainerLoop(Loop, Callback):
     device = _asked("trainer.lightning_module.device")
     optimizers = _asked("trainer.optimizers")
     loggers = _asked(lambda loop: [] if loop.trainer.fast_dev_run else loop.trainer.loggers)  # that swallow all
-    callbacks = _asked("trainer.callbacks")
 
     # `global_step` counts every optimizer's step, and has already moved on when a batch ends.
     logged_step = _asked("trainer.fit_loop.epoch_loop._batches_that_stepped")
@@ -93,7 +92,6 @@ class TrainerLoop(Loop, Callback):
     has_validation = _asked("trainer.enable_validation")
     is_rank_zero = _asked("trainer.is_global_zero")
     world_size = _asked("trainer.world_size")
-    rank = _asked("trainer.global_rank")
     scaler = _asked(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
     largest_norm = _asked(lambda loop: _largest_norm(loop.trainer))
     is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
@@ -130,16 +128,17 @@ class TrainerLoop(Loop, Callback):
 
     def join(self, callback: Callback) -> None:
         super().join(callback)
-        if not any(each is self for each in self.callbacks):
+        if not any(each is self for each in self.trainer.callbacks):  # type: ignore[attr-defined]  # as above
             # A new list: Lightning walks through the old one.
-            self.trainer.callbacks = [self, *self.callbacks]  # type: ignore[attr-defined]  # as above
+            self.trainer.callbacks = [self, *self.trainer.callbacks]  # type: ignore[attr-defined]  # as above
 
     def leave(self, callback: Callback) -> None:
         super().leave(callback)
         for name in SET_BY_LIGHTNING:  # through them it would keep the model in memory
             vars(callback).pop(name, None)
         if not self.members:
-            self.trainer.callbacks = [each for each in self.callbacks if each is not self]  # type: ignore[attr-defined]  # as above
+            rest = [each for each in self.trainer.callbacks if each is not self]  # type: ignore[attr-defined]  # as above
+            self.trainer.callbacks = rest  # type: ignore[attr-defined]  # as above
 
     on_train_start = _calls("begin_training")
     on_validation_start = _calls("begin_evaluation")  # outside of a fit it has begun before this is a callback

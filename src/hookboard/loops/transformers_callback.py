@@ -123,7 +123,3 @@ class TransformersCallback(TrainerCallback):
         """
         self._until_end.__exit__(RuntimeError, RuntimeError("training failed"), None)
         self._loop = None
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle the configuration alone, also during a training."""
-        return type(self), (self._callbacks, self._loggers)
