@@ -61,9 +61,7 @@ def test_without_arguments_on_a_model_without_anything(tmp_path, lines, make, ha
     assert "nothing: the model has no " in line
 
 
-@pytest.mark.parametrize(
-    "make", [KernelLogger, FeatureMapLogger, lambda: GradientLogger(roles=["grad_output", "parameter_grad"])]
-)
+@pytest.mark.parametrize("make", [KernelLogger, FeatureMapLogger, lambda: GradientLogger(roles="parameter_grad")])
 def test_parts_that_are_there_are_shown_all_the_same(tmp_path, lines, make):
     run = fit(tmp_path, Bare(has_parameter=True), batches(4), make(), **VALIDATED)
     assert run.state.finished

@@ -48,8 +48,9 @@ class MeasurementState(StageState):
 
     def end_step(self) -> None:
         """Stop measuring, and release all that belongs to the step."""
-        self.observe(False)
         self.taps.end_step()
+        if self.attention is not None:
+            self.attention.active = False
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end, as it may be tried again."""

@@ -126,7 +126,6 @@ class SiteLogger(HookboardCallback[V]):
     def _prepare(self, loop: Loop, state: V) -> None:
         state.roles = self._roles()
         state.table = self._table(loop, state)
-        state.taps = Taps({}, (), state.table.open)  # on nothing, until `_attach`
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
@@ -173,8 +172,7 @@ class SiteLogger(HookboardCallback[V]):
 
     def _after_backward(self, loop: Loop, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""
-        if state.loss_scale is not None:
-            state.table.scale = None
+        state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
         self._follow_weights(state)
@@ -182,15 +180,15 @@ class SiteLogger(HookboardCallback[V]):
             state.table.scale = state.loss_scale.before_step(optimizer)
         if "parameter_grad" in state.roles:
             measure_gradients(state.table, optimizer, state.weights, self._part)
-        if state.loss_scale is not None:
-            state.table.scale = None
+        state.table.scale = None
         if "parameter_update" in state.roles:
             state.before.keep(state.table, optimizer, state.weights, self._part)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
-            self._measure_after_step(loop, state)
-            state.before.clear()
+            if state.weights:
+                self._measure_after_step(loop, state)
+                state.before.clear()
             self._log(loop, state)
 
     def _measure_after_step(self, loop: Loop, state: V) -> None:
@@ -213,9 +211,10 @@ class SiteLogger(HookboardCallback[V]):
 
         Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
         """
-        if are_unchanged(state.weights, state.selection.owners):
+        owners = state.selection.owners
+        if not owners or are_unchanged(state.weights, owners):
             return
-        before, state.weights = state.weights, self._weights(state.selection.owners)
+        before, state.weights = state.weights, self._weights(owners)
         changed = [name for name, weight in state.weights.items() if not weight.is_same(before.get(name))]
         if changed:
             state.news.facts = None
@@ -232,8 +231,7 @@ class SiteLogger(HookboardCallback[V]):
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
         facts = news.collect(model, state.selection) if news.facts is None else news.facts
         is_first, state.gaps_are_named = not state.gaps_are_named, True
-        # Now, as the model may have changed when the readings have arrived.
-        causes, among = (state.why_nothing(), names_in(model)) if is_first else ({}, [])
+        causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
 
         def write() -> None:
@@ -244,11 +242,11 @@ class SiteLogger(HookboardCallback[V]):
             self._readings = filled.values()
             if writes:
                 entry = Entry(step, filled.scalars(), filled.with_histogram())
-                if news.seen != (readings.places, facts):
+                if news.made_of != (readings.places, facts):
                     entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
                 state.loggers.write(entry)
             if causes:
-                self._name_gaps(state, step, readings, causes, among)
+                self._name_gaps(state, step, readings, causes, names_in(model))
 
         self._do_later(state, write)
 

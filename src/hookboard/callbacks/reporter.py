@@ -50,7 +50,7 @@ class Reporter:
         if self._loggers.loggers:
             entry, ran = self._page.entry(self.judge.run, verdicts), self.judge.run.layers
             names = [layer.name for layer in ran]
-            entry.records.update(self._layers.in_order(ran, lambda: names, known, self._table, self._every_n_steps))
+            entry.records.update(self._layers.in_order(ran, names, known, self._table, self._every_n_steps))
             self._loggers.write(entry)
         return verdicts
 

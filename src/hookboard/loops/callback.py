@@ -341,7 +341,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     # How it does that.
 
-    def _open_training(self, loop: Loop, state: W) -> None:
+    def open_training(self, loop: Loop, state: W) -> None:
         """Call `_begin_training`, then go on from the entry of a loaded checkpoint."""
         self._begin_training(loop, state)
         loaded, self._loaded = self._loaded, None
@@ -354,7 +354,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             said = f"{type(error).__name__}: {error}"
             alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
 
-    def _open_evaluation(self, loop: Loop, state: W) -> None:
+    def open_evaluation(self, loop: Loop, state: W) -> None:
         state.forget()  # of an evaluation that did not end
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
@@ -364,14 +364,14 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             self._follow(loop, state)
         self._begin_batch(loop, state, batch, batch_idx)
 
-    def _close_batch(self, loop: Loop, state: W) -> None:
+    def close_batch(self, loop: Loop, state: W) -> None:
         """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
         if not self.changes_tensors:
             state.until_batch_end.close()
         self._end_batch(loop, state, state.stage != "train" or not loop.is_accumulating)
         state.is_due = False
 
-    def _abandon_batch(self, loop: Loop, state: W) -> None:
+    def abandon_batch(self, loop: Loop, state: W) -> None:
         """Remove the hooks that are left of the previous batch.
 
         What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
@@ -382,7 +382,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             state.forget()
         state.until_batch_end.close()
 
-    def _close_evaluation(self, loop: Loop, state: W) -> None:
+    def close_evaluation(self, loop: Loop, state: W) -> None:
         self._end_evaluation(loop, state)
         self._catch_up()
 
@@ -432,7 +432,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._live[state.stage] = state
         self._attach(loop, state)
         if not loop.is_fitting:  # which has begun
-            self._open_evaluation(loop, state)
+            self.open_evaluation(loop, state)
 
     def _follow(self, loop: Loop, state: W) -> None:
         """If modules of the model were replaced since the last call, select again; if that differs, attach and warn."""
@@ -501,9 +501,10 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             state: the stage that an error ends.
             read: reads it; it asks neither the Trainer nor the model, because both may have changed.
         """
-        self._pending.append((state, read))
-        if not self._reads_later:
-            self.finish()
+        if self._reads_later:
+            self._pending.append((state, read))
+        else:
+            read()
 
     def _catch_up(self) -> None:
         """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""

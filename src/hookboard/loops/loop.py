@@ -73,6 +73,15 @@ class Loop:
     is_model_parallel: bool = False
     """True if all ranks must call a module together, because its weights are sharded."""
 
+    def __init__(self) -> None:
+        self.members: list[Any] = []
+        """The callbacks of hookboard that take part in the run."""
+        self.in_batch: list[tuple[Any, Any]] = []
+        """The members that take part in the running batch, each with the state of its stage; after its end those that
+        change tensors. The other events of a batch go to these alone."""
+        self._has_measured = False
+        """Whether a due step or an evaluation has ended since `finish` was called."""
+
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
         return nullcontext()
@@ -84,15 +93,6 @@ class Loop:
     def stop(self) -> None:
         """Ask the run to end after the current batch."""
         raise NotImplementedError
-
-    def __init__(self) -> None:
-        self.members: list[Any] = []
-        """The callbacks of hookboard that take part in the run."""
-        self.in_batch: list[tuple[Any, Any]] = []
-        """The members that take part in the running batch, each with the state of its stage; after its end those that
-        change tensors. The other events of a batch go to these alone."""
-        self._has_measured = False
-        """Whether a due step or an evaluation has ended since `finish` was called."""
 
     def join(self, callback: Any) -> None:
         """Tell this `HookboardCallback` the events of the run from now on; no effect if it has joined already.
@@ -123,7 +123,7 @@ class Loop:
 
     def begin_training(self) -> None:
         """Tell all members that the first batch of a fit comes next."""
-        self.tell("_open_training", to=self._states())
+        self.tell("open_training", to=self._states())
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Leave the batch before, and ask each member whether it takes part in this one."""
@@ -137,13 +137,18 @@ class Loop:
         """Have members read what earlier steps have measured, and tell those in the batch that it has ended."""
         if self._has_measured and self.stage == "train":
             self.finish()
-        self._has_measured |= any(state.is_due for _, state in self.in_batch)
-        self.tell("_close_batch")
-        self.in_batch = [(member, state) for member, state in self.in_batch if member.changes_tensors]
+        stay = []
+        for member, state in self.in_batch:
+            self._has_measured |= state.is_due
+            if not state.has_fault:
+                member.hear(state, member.close_batch, self, state)
+            if member.changes_tensors:
+                stay.append((member, state))
+        self.in_batch = stay
 
     def leave_batch(self) -> None:
         """Have members leave the batch that is still open, if there is one: after an error it has no end."""
-        self.tell("_abandon_batch")
+        self.tell("abandon_batch")
         self.in_batch = []
 
     def finish(self) -> None:
@@ -161,13 +166,13 @@ class Loop:
     def begin_evaluation(self) -> None:
         """Tell all members that the first batch of an evaluation comes next."""
         self.leave_batch()
-        self.tell("_open_evaluation", to=self._in_stage())
+        self.tell("open_evaluation", to=self._in_stage())
 
     def end_evaluation(self) -> None:
         """Tell all members that an evaluation has ended."""
         self.leave_batch()
         self._has_measured = True
-        self.tell("_close_evaluation", to=self._in_stage())
+        self.tell("close_evaluation", to=self._in_stage())
 
     def end_training(self) -> None:
         """Tell all members that the training has ended."""
