@@ -173,7 +173,7 @@ class _LoopReader:
                 f"Join them, as in model = nn.ModuleList([encoder, head]). {_ADVICE}"
             )
             return
-        live = self._live = LiveStep(BareLoop(model, optimizers, [], [], None, False, 1))
+        live = self._live = LiveStep(BareLoop(model, optimizers))
         self._thread = threading.get_ident()
 
         def hear(backward: Callable[[], None], losses: Any) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.checks import check_steps, check_switches, chosen, wrong
-from hookboard.base.messages import inform, listed, rank_zero_warn
+from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
@@ -215,10 +215,9 @@ class SiteLogger(HookboardCallback[V]):
         if not owners or are_unchanged(state.weights, owners):
             return
         before, state.weights = state.weights, self._weights(owners)
-        changed = [name for name, weight in state.weights.items() if not weight.is_same(before.get(name))]
-        if changed:
+        if not all(weight.is_same(before.get(name)) for name, weight in state.weights.items()):
             state.news.facts = None
-            self._say_changed(listed(changed))
+            self._say_changed()
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
         """Send what was measured in the step or loop, see `Table.send`."""

@@ -42,18 +42,16 @@ class BareLoop(Loop):
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
-        callbacks: Sequence[HookboardCallback[Any]],
-        loggers: Sequence[Any],
-        scaler: GradScaler | None,
-        validates: bool,
-        log_every_n_steps: int,
+        callbacks: Sequence[HookboardCallback[Any]] = (),
+        loggers: Sequence[Any] = (),
+        scaler: GradScaler | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.has_validation = unwrapped(model), validates
+        self.model = unwrapped(model)
         self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
         self.device = next((parameter.device for parameter in parameters_in(model).values()), torch.device("cpu"))
-        self._callbacks, self.loggers, self.log_every_n_steps = callbacks, loggers, log_every_n_steps
+        self._callbacks, self.loggers = callbacks, loggers
         self._batch_idx = {"train": 0, "validate": 0}
         self._has_stepped = False
         if has_process_group():
@@ -253,15 +251,10 @@ def watch(
         raise wrong("scaler", scaler, "a GradScaler", "if you use none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
-    return BareLoop(
-        model,
-        _all_of("optimizers", optimizers, Optimizer, "an optimizer"),
-        callbacks_in(callbacks),
-        loggers_in(loggers),
-        scaler,
-        validates,
-        log_every_n_steps,
-    ).running()
+    stepping = _all_of("optimizers", optimizers, Optimizer, "an optimizer")
+    loop = BareLoop(model, stepping, callbacks_in(callbacks), loggers_in(loggers), scaler)
+    loop.has_validation, loop.log_every_n_steps = validates, log_every_n_steps
+    return loop.running()
 
 
 def _save(logger: Any) -> None:

@@ -29,7 +29,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.base.messages import alert, inform, listed, rank_zero_warn, warn_switched_off
+from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
@@ -355,6 +355,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
 
     def open_evaluation(self, loop: Loop, state: W) -> None:
+        """Call `_begin_evaluation`; select anew if the model has changed."""
         state.forget()  # of an evaluation that did not end
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
@@ -383,6 +384,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         state.until_batch_end.close()
 
     def close_evaluation(self, loop: Loop, state: W) -> None:
+        """Call `_end_evaluation`, and read what it has measured."""
         self._end_evaluation(loop, state)
         self._catch_up()
 
@@ -439,26 +441,20 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         layout = modules_in(loop.model)
         if layout == state.layout:
             return
-        state.layout = layout
-        try:
-            new = self._select(loop.model)
-        except ValueError as error:  # what was selected is not there any longer; the rest of it is watched on
-            self._say_changed(str(error))
-            return
-        if new != state.selection:
-            before, now = ({**one.modules, **one.owners} for one in (state.selection, new))
-            self._say_changed(listed(n for n in {**now, **before} if now.get(n) is not before.get(n)))
-            state.selection = new
-            state.until_end.close()
-            self._attach(loop, state)
+        state.layout, selection = layout, None
+        with suppress(ValueError):  # of a pattern that matches nothing any longer; the rest is watched on
+            selection = self._select(loop.model)
+        if selection != state.selection:
+            self._say_changed()
+            if selection is not None:
+                state.selection = selection
+                state.until_end.close()
+                self._attach(loop, state)
 
-    def _say_changed(self, what: str) -> None:
-        """Warn that modules or parameters were replaced, once in a run."""
+    def _say_changed(self) -> None:
         if not self._has_said_changed:
             self._has_said_changed = True
-            rank_zero_warn(
-                f"{self._name}: the model changed during the fit and is watched as it is now: {what} (shown once)."
-            )
+            rank_zero_warn(f"{self._name}: the model changed during the fit and is watched as it is now (shown once).")
 
     def _drop(self, state: W) -> None:
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""

@@ -53,7 +53,7 @@ class Loop:
 
     steps_left: float = math.inf
     """The number of optimizer steps still to come; infinite if it is not known."""
-    log_every_n_steps: int
+    log_every_n_steps: int = 1
     """The number of optimizer steps from one logged step to the next, for callbacks without a number of their own; 0
     for no logging."""
     has_validation: bool = False

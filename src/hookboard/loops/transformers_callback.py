@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hookboard.base.messages import warn_switched_off
 from hookboard.loops.bare import BareLoop, loggers_in
 from hookboard.loops.callback import HookboardCallback
 
@@ -24,7 +23,8 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(self, callbacks: Sequence[HookboardCallback[Any]], loggers: Sequence[Any] | None) -> None:
         self._callbacks, self._loggers = callbacks, loggers
-        self._loop: BareLoop | None = None
+        self._loop: Any = None
+        """The `BareLoop` of the training; None outside of one."""
         self._until_end = ExitStack()
 
     def on_train_begin(
@@ -43,57 +43,37 @@ class TransformersCallback(TrainerCallback):
         """
         self.close()
         assert model is not None
-        self._loop = loop = BareLoop(
-            model,
-            [optimizer],
-            self._callbacks,
-            self._writer(args, state) if self._loggers is None else self._loggers,
-            getattr(optimizer, "scaler", None),
-            validates=False,
-            log_every_n_steps=max(int(state.logging_steps), 1),
-        )
-        loop.logged_step = state.global_step
+        loggers = self._loggers
+        if loggers is None and state.is_world_process_zero:
+            writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
+            loggers = loggers_in(self._until_end.enter_context(writer))
+        scaler = getattr(optimizer, "scaler", None)
+        self._loop = loop = BareLoop(model, [optimizer], self._callbacks, loggers or (), scaler)
+        loop.log_every_n_steps, loop.logged_step = max(int(state.logging_steps), 1), state.global_step
         if args.max_grad_norm:
             loop.largest_norm = args.max_grad_norm
         self._until_end.enter_context(loop.running())
 
-    def _writer(self, args: TrainingArguments, state: TrainerState) -> list[Any]:
-        if not state.is_world_process_zero:
-            return []
-        try:
-            writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
-        except OSError as error:  # a file of this name, or a disk that is full or only read
-            warn_switched_off("writing to TensorBoard", error)
-            return []
-        self._until_end.callback(writer.close)
-        return loggers_in(writer)
-
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Begin the first batch of an optimizer step; attach the hooks if the callback was added in mid-training."""
-        if self._loop is None:
-            self.on_train_begin(args, state, control, **others)
-        assert self._loop is not None
+        """Begin the first batch of an optimizer step."""
         self._loop.stage = "train"  # an evaluation may have been called off
-        self._loop.steps_left = state.max_steps - state.global_step
         self._loop.begin_step(None, accumulates=True)  # which batch is the last is known when it has ended
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End a batch, and begin the next one of the same optimizer step."""
-        if self._loop is not None:
-            self._loop.end_step()
-            self._loop.begin_step(None, accumulates=True)
+        self._loop.end_step()
+        self._loop.begin_step(None, accumulates=True)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the last batch of an optimizer step, and the training if asked to; begin an evaluation if it follows."""
-        if self._loop is not None:
-            self._loop.is_accumulating = False
-            self._loop.end_step()
-            control.should_training_stop |= self._loop.should_stop
-            self.on_epoch_end(args, state, control)
+        self._loop.is_accumulating = False
+        self._loop.end_step()
+        control.should_training_stop |= self._loop.should_stop
+        self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begin an evaluation and its first batch if one comes next: Hugging Face's Trainer tells only its end."""
-        if self._loop is not None and control.should_evaluate:
+        if control.should_evaluate:
             self._loop.begin_evaluation()
             self._loop.begin_step(None, accumulates=False)
 
@@ -111,8 +91,7 @@ class TransformersCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the training and the run of the callbacks, which detaches the hooks and logs the last results."""
-        if self._loop is not None:
-            self._loop.stage = "train"
+        self._loop.stage = "train"
         self._until_end.close()
         self._loop = None
 
