@@ -40,11 +40,11 @@ class MeasurementState(StageState):
     loss_scale: LossScale | None = None
     news: LayerNews = field(init=False)
 
-    def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while we compute something ourselves."""
-        self.taps.active = on
+    def begin_step(self) -> None:
+        """Begin to measure."""
+        self.taps.active = True
         if self.attention is not None:
-            self.attention.active = on
+            self.attention.active = True
 
     def end_step(self) -> None:
         """Stop measuring, and release all that belongs to the step."""

@@ -158,12 +158,11 @@ class SiteLogger(HookboardCallback[V]):
         state.news.facts = None
 
     def _leave(self, state: V) -> None:
-        state.observe(False)  # also if Ctrl-C has come in the middle of a batch's end, or of this
-        state.taps.detach()
+        state.end_step()  # also if Ctrl-C has come in the middle of a batch's end, or of this
 
     def _begin_batch(self, loop: Loop, state: V, batch: Any, batch_idx: int) -> None:
         state.until_batch_end.callback(state.end_step)
-        state.observe(True)
+        state.begin_step()
 
     def _before_backward(self, loop: Loop, state: V, loss: Tensor) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""

@@ -468,9 +468,9 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     def _end(self, states: Sequence[W]) -> None:
         for state in states:
-            with suppress(Exception):  # the error that has ended the stage may occur here too
+            # The error that has ended the stage may occur here too. Both stacks run all their callbacks nevertheless.
+            with suppress(Exception), state.until_end, state.until_batch_end:
                 self._leave(state)
-            state.remove_hooks()
             self._live.pop(state.stage, None)
 
     def _end_all(self) -> None:

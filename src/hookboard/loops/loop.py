@@ -1,8 +1,8 @@
 """`Loop`: the interface through which callbacks read and control a run."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -115,11 +115,8 @@ class Loop:
             if not state.has_fault:
                 member.hear(state, getattr(member, event), self, state, *given)
 
-    def _states(self) -> list[tuple[Any, Any]]:
-        return [(member, state) for member in self.members for state in member.states]
-
-    def _in_stage(self) -> list[tuple[Any, Any]]:
-        return [(member, state) for member, state in self._states() if state.stage == self.stage]
+    def _states(self, stage: str = "") -> list[tuple[Any, Any]]:
+        return [(member, state) for member in self.members for state in member.states if stage in ("", state.stage)]
 
     def begin_training(self) -> None:
         """Tell all members that the first batch of a fit comes next."""
@@ -166,13 +163,13 @@ class Loop:
     def begin_evaluation(self) -> None:
         """Tell all members that the first batch of an evaluation comes next."""
         self.leave_batch()
-        self.tell("open_evaluation", to=self._in_stage())
+        self.tell("open_evaluation", to=self._states(self.stage))
 
     def end_evaluation(self) -> None:
         """Tell all members that an evaluation has ended."""
         self.leave_batch()
         self._has_measured = True
-        self.tell("close_evaluation", to=self._in_stage())
+        self.tell("close_evaluation", to=self._states(self.stage))
 
     def end_training(self) -> None:
         """Tell all members that the training has ended."""
@@ -181,18 +178,6 @@ class Loop:
 
     def end_run(self, has_failed: bool = False) -> None:
         """Have all members leave, and write what they have logged."""
-        try:
-            for member in list(self.members):
-                member.end_run(self, has_failed)
-        finally:
-            write_rows(self.loggers)
-
-    @contextmanager
-    def unobserved(self) -> Iterator[None]:
-        """Switch the members' hooks on modules and gradients off inside the context."""
-        with ExitStack() as until_end:
-            for _, state in self.in_batch:
-                if state.is_due:
-                    until_end.callback(state.observe, True)
-                    state.observe(False)
-            yield
+        for member in list(self.members):
+            member.end_run(self, has_failed)
+        write_rows(self.loggers)

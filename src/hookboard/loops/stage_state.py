@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from hookboard.base.messages import rank_zero_warn
 from hookboard.model.parameters import weights_of
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
@@ -52,17 +51,6 @@ class StageState:
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
-
-    def remove_hooks(self) -> None:
-        """Close both ExitStacks, which removes all hooks of the stage; an error gives a warning."""
-        try:
-            with self.until_end, self.until_batch_end:
-                self.is_due = False
-        except Exception as error:  # both stacks have run all their callbacks nevertheless
-            rank_zero_warn(f"not all hooks of a callback could be removed ({type(error).__name__}: {error})")
-
-    def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while we compute something ourselves. Here it does nothing."""
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
