@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,20 +37,11 @@ class BareLoop(Loop):
     logged_step = 0
 
     @unseen
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        callbacks: Sequence[HookboardCallback[Any]] = (),
-        loggers: Sequence[Any] = (),
-        scaler: GradScaler | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loggers: Sequence[Any] = ()) -> None:
         super().__init__()
-        self.model = unwrapped(model)
-        self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
+        self.model, self.scaler, self.loggers = unwrapped(model), scaler_of_fabric(optimizers), loggers
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
         self.device = next((parameter.device for parameter in parameters_in(model).values()), torch.device("cpu"))
-        self._callbacks, self.loggers = callbacks, loggers
         self._batch_idx = {"train": 0, "validate": 0}
         self._has_stepped = False
         if has_process_group():
@@ -117,7 +107,7 @@ class BareLoop(Loop):
         super().begin_evaluation()
 
     @contextmanager
-    def running(self) -> Iterator["BareLoop"]:
+    def running(self, callbacks: Sequence[HookboardCallback[Any]]) -> Iterator["BareLoop"]:
         """Begin the run of the callbacks and yield this loop; end the run afterwards, also after an error."""
         self.is_running = True
         with ExitStack() as until_end:
@@ -127,7 +117,7 @@ class BareLoop(Loop):
                 until_end.callback(_save, logger)
             for _ in range(2):  # because Ctrl-C may come in the middle of the first
                 until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
-            for callback in self._callbacks:
+            for callback in callbacks:
                 callback.start(self, ["train", "validate"])
             self.begin_training()
             self._listen(until_end)
@@ -187,18 +177,11 @@ class BareLoop(Loop):
         self.should_stop = True
 
 
-@dataclass
-class _WriterLogger:
+class WriterLogger:
     """Gives a `SummaryWriter` the attributes of a Lightning logger."""
 
-    experiment: SummaryWriter
-
-    @property
-    def log_dir(self) -> str:
-        return str(self.experiment.log_dir)
-
-    def save(self) -> None:
-        self.experiment.flush()
+    def __init__(self, writer: SummaryWriter) -> None:
+        self.experiment, self.log_dir, self.save = writer, str(writer.log_dir), writer.flush
 
 
 def watch(
@@ -252,9 +235,9 @@ def watch(
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
     stepping = _all_of("optimizers", optimizers, Optimizer, "an optimizer")
-    loop = BareLoop(model, stepping, callbacks_in(callbacks), loggers_in(loggers), scaler)
-    loop.has_validation, loop.log_every_n_steps = validates, log_every_n_steps
-    return loop.running()
+    loop, callbacks = BareLoop(model, stepping, loggers_in(loggers)), callbacks_in(callbacks)
+    loop.scaler, loop.has_validation, loop.log_every_n_steps = scaler or loop.scaler, validates, log_every_n_steps
+    return loop.running(callbacks)
 
 
 def _save(logger: Any) -> None:
@@ -267,13 +250,12 @@ def _save(logger: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
-    while True:
-        if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
-            model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
-        elif "_orig_mod" in (children := children_of(model)):
-            model = children["_orig_mod"]
-        else:
-            return model
+    children = children_of(model)
+    if "_orig_mod" in children:
+        return unwrapped(children["_orig_mod"])
+    if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
+        return unwrapped(getattr(model, "module"))  # noqa: B009  # typed as a tensor or a module
+    return model
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:
@@ -298,7 +280,7 @@ def loggers_in(given: Any) -> list[Any]:
         ValueError: it is no `SummaryWriter`, no logger of Lightning, and no list or tuple of these; None is none.
     """
     loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
-    return [_WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
+    return [WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 
 
 def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:

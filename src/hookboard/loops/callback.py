@@ -141,11 +141,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     def _why_not(self, loop: Loop) -> str | None:
         """Return why it cannot measure anything in this run, as a clause; None if it can."""
-        if loop.why_not:
-            return loop.why_not
-        if self.needs_logger and not loop.loggers:
-            return "there is no logger"
-        return None
+        return "there is no logger" if self.needs_logger and not loop.loggers else None
 
     def _is_collective(self, loop: Loop) -> bool:
         """Return True if all ranks measure: then rank 0 decides for all ranks in which stages and how often."""

@@ -60,8 +60,6 @@ class Loop:
     """True if the training run has validations."""
     evaluation_loss: Tensor | None = None
     """The loss of the latest validation, shape (); None if it is not known."""
-    why_not: str | None = None
-    """Why callbacks cannot measure anything in this run, as a clause; None if they can."""
 
     is_rank_zero: bool = True
     """True in the process that writes to the loggers."""

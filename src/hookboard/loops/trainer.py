@@ -98,7 +98,6 @@ class TrainerLoop(Loop, Callback):
     is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
     is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
     is_model_parallel = _asked(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
-    why_not = _asked(lambda loop: "fast_dev_run turns off all loggers" if loop.trainer.fast_dev_run else None)
 
     stage = _asked("trainer.state.stage.value")
 
@@ -157,9 +156,7 @@ class TrainerLoop(Loop, Callback):
         """End the run: Lightning does not call `teardown` after a failure."""
         self.end_run(has_failed=True)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the run."""
-        self.end_run()
+    teardown = _calls("end_run")
 
 
 def _largest_norm(trainer: Trainer) -> float:

@@ -47,12 +47,12 @@ class TransformersCallback(TrainerCallback):
         if loggers is None and state.is_world_process_zero:
             writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
             loggers = loggers_in(self._until_end.enter_context(writer))
-        scaler = getattr(optimizer, "scaler", None)
-        self._loop = loop = BareLoop(model, [optimizer], self._callbacks, loggers or (), scaler)
+        self._loop = loop = BareLoop(model, [optimizer], loggers or ())
+        loop.scaler = getattr(optimizer, "scaler", None)
         loop.log_every_n_steps, loop.logged_step = max(int(state.logging_steps), 1), state.global_step
         if args.max_grad_norm:
             loop.largest_norm = args.max_grad_norm
-        self._until_end.enter_context(loop.running())
+        self._until_end.enter_context(loop.running(self._callbacks))
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begin the first batch of an optimizer step."""
