@@ -49,8 +49,8 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2493,
-    "loops": 1030,
+    "callbacks": 2363,
+    "loops": 786,
     "experiments": 697,
     "board": 1390,
     "board/beside_script": 82,

@@ -30,7 +30,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     `update_norm / ||before||`; a common rule of thumb is about 1e-3 in a healthy run. For a parameter that was all zero
     it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the fraction of elements that are the
     same after the step as before. All three need a copy of the parameter during the logged step: of parameters beyond
-    512 MiB on one rank they are not measured, and one line names these.
+    512 MiB on one rank they are not measured, but named.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
     name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. It is
