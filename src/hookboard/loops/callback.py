@@ -287,7 +287,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
             if state.is_due or (self.sees_every_step and stage == "train"):
                 loop.in_batch.append((self, state))
-                self.hear(state, self._open_batch, loop, state, batch, batch_idx)
+                begin = self._open_due_batch if state.is_due else self._begin_batch
+                self.hear(state, begin, loop, state, batch, batch_idx)
 
     def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
         """Call one of its methods. An error ends the stage with a warning, or is raised if it may stop the run."""
@@ -356,8 +357,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
 
-    def _open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
-        if state.is_due and state.stage == "train":
+    def _open_due_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
+        if state.stage == "train":
             self._follow(loop, state)
         self._begin_batch(loop, state, batch, batch_idx)
 
