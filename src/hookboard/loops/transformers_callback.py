@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hookboard.loops.bare import BareLoop, loggers_in
 from hookboard.loops.callback import HookboardCallback
@@ -27,26 +26,18 @@ class TransformersCallback(TrainerCallback):
         """The `BareLoop` of the training; None outside of one."""
         self._until_end = ExitStack()
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        optimizer: Any = None,
-        **others: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begin the run of the callbacks, which attaches their hooks; end the last run first if it has not ended.
 
         Raises:
             ValueError: the configuration of a callback does not fit the model.
         """
         self.close()
-        assert model is not None
         loggers = self._loggers
         if loggers is None and state.is_world_process_zero:
             writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
             loggers = loggers_in(self._until_end.enter_context(writer))
+        model, optimizer = others["model"], others["optimizer"]
         self._loop = loop = BareLoop(model, [optimizer], loggers or ())
         loop.scaler = getattr(optimizer, "scaler", None)
         loop.log_every_n_steps, loop.logged_step = max(int(state.logging_steps), 1), state.global_step
