@@ -50,7 +50,7 @@ ASKS_A_TRAINER = {
 BUDGETS = {
     "": 97,
     "callbacks": 2363,
-    "loops": 778,
+    "loops": 780,
     "experiments": 697,
     "board": 1390,
     "board/beside_script": 82,

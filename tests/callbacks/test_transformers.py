@@ -1,5 +1,8 @@
 """`for_transformers`: callbacks in Hugging Face's Trainer log and say what they do in a Lightning Trainer."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -289,6 +292,19 @@ def test_the_last_step_of_an_epoch_may_have_fewer_batches(tmp_path):
     logger = ActivationLogger("net.0", every_n_steps=1)
     in_transformers(tmp_path, mlp(), data, logger, gradient_accumulation_steps=2, num_train_epochs=2)
     assert {step for step, _ in logged(tmp_path / "hookboard")} == {*range(6)}
+
+
+def test_it_can_be_copied_and_pickled_during_a_training(tmp_path):
+    copies, watching = [], for_transformers(ActivationLogger("net.0", every_n_steps=1))
+    make = At(
+        "on_step_end", lambda control: copies.extend([copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))])
+    )
+    trainer(tmp_path / "first", Model(mlp()), batches(4, 4), watching, make).train()
+    for number, copied in enumerate(copies):
+        folder = tmp_path / str(number)
+        trainer(folder, Model(mlp()), batches(4, 4), copied).train()
+        assert_equal(logged(folder / "hookboard"), logged(tmp_path / "first" / "hookboard"))
+    assert len(copies) == 2
 
 
 @pytest.mark.parametrize(("argument", "given"), [("callbacks", [HealthMonitor]), ("loggers", "logs")])

@@ -93,3 +93,7 @@ class TransformersCallback(TrainerCallback):
         """
         self._until_end.__exit__(RuntimeError, RuntimeError("training failed"), None)
         self._loop = None
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the configuration alone, also during a training."""
+        return type(self), (self._callbacks, self._loggers)
