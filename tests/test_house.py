@@ -50,7 +50,7 @@ ASKS_A_TRAINER = {
 BUDGETS = {
     "": 97,
     "callbacks": 2363,
-    "loops": 780,
+    "loops": 782,
     "experiments": 697,
     "board": 1390,
     "board/beside_script": 82,

@@ -74,6 +74,10 @@ class TrainerLoop(Loop, Callback):
         super().__init__()
         self.trainer = trainer
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, as of a Trainer that is copied within a batch: its members are in none."""
+        return vars(self) | {"in_batch": []}
+
     @staticmethod
     def of(trainer: Trainer) -> "TrainerLoop":
         """Return the loop of a Trainer: the one among its callbacks, if ours take part in its run."""
