@@ -9,9 +9,9 @@ import pytest
 import torch
 import toys
 from jsonargparse import ArgumentError, ArgumentParser
-from lightning.pytorch import Callback, callbacks
+from lightning.pytorch import Callback
 from torch import nn
-from toys import Toy, events, fit, scalars, trainer
+from toys import Toy, events, fit, scalars
 
 import hookboard
 from hookboard import api
@@ -326,23 +326,6 @@ def test_numbers_of_numpy_do_what_those_of_python_do(tmp_path):
     plain = logged_by(tmp_path / "python", int, float)
     assert {tag.partition("/")[0] for tag in plain[0]} == {"kernels", "feature_maps", "cam", "health"}
     assert logged_by(tmp_path / "numpy", np.int64, np.float32) == plain
-
-
-@pytest.mark.trains
-@pytest.mark.skipif(not hasattr(callbacks, "WeightAveraging"), reason="before 2.6 Lightning itself refuses it")
-@pytest.mark.parametrize("run", ["fit", "validate"])
-@pytest.mark.parametrize("callback", [hookboard.ActivationLogger, hookboard.Intervention])
-def test_a_class_in_place_of_a_callback_is_named(callback, run):
-    name = callback.__name__
-    given = type(name, (callback,), {})  # Lightning leaves attributes on it
-    asked = trainer(None, given, hookboard.ActivationLogger(), limit_val_batches=1)
-    with pytest.raises(AttributeError, match=rf"callbacks=\[{name}\]: pass an instance, as in {name}\("):
-        getattr(asked, run)(Toy(nn.Linear(4, 3)), [torch.ones(2, 4)])
-
-
-def test_the_members_of_a_callback_can_be_listed():
-    assert dict(inspect.getmembers(hookboard.ActivationLogger))["on_fit_start"]
-    assert hookboard.ActivationLogger().state_key == "ActivationLogger"
 
 
 @pytest.mark.parametrize(

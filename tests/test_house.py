@@ -49,8 +49,8 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2212,
-    "loops": 1030,
+    "callbacks": 2078,
+    "loops": 782,
     "experiments": 697,
     "board": 1390,
     "board/beside_script": 64,

@@ -295,7 +295,6 @@ class DropsInValidation(Classifier):
         self.net.norm1.train()
 
 
-@pytest.mark.filterwarnings("ignore:hookboard. FeatureMapLogger .callback 1. and FeatureMapLogger .callback 2.")
 def test_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
     def states(folder, *callbacks):
         torch.manual_seed(7)

@@ -23,9 +23,6 @@ DATA = batches(*[4] * 12)
 pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
 
 
-ONE_TAG = pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor .callback 1. and HealthMonitor")
-
-
 def net(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
@@ -142,7 +139,6 @@ def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_pa
     assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "second")
 
 
-@ONE_TAG
 def test_of_two_monitors_each_goes_on_with_its_own(tmp_path, said):
     def two():
         return [monitor(modules=name, stop_on="always") for name in ("net.0", "net.2")]

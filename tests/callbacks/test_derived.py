@@ -96,14 +96,6 @@ def test_of_a_parameter_a_dead_unit_has_nothing_but_zeros_for_weights(tmp_path):
         assert_derived(values, [model.kept[name]], 0)
 
 
-def test_what_a_site_does_not_have_is_said_in_one_line(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        fit(tmp_path, Toy(mlp().double()), [b.double() for b in batches(4, 4)], ActivationLogger(statistics=ALL))
-    lines = [record.getMessage() for record in caplog.records if "ActivationLogger: no" in record.getMessage()]
-    assert len(lines) == 1
-    assert any("no underflow_fraction for" in line and "float64" in line for line in lines)
-
-
 def test_of_a_lazy_layer_whose_weight_has_no_shape_when_the_fit_starts(tmp_path):
     torch.manual_seed(0)
     model = Toy(nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)))

@@ -8,9 +8,12 @@ from lightning.pytorch import Callback, callbacks
 from toys import Toy, batches, fit, hooked, mlp
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale, watch
-from hookboard.loops import callback as base
 
-CALLED = ["_start", *dict.fromkeys(method for method, _ in base._EVENTS.values()), "_end_all"]
+CALLED = [
+    *("_start", "_prepare", "_attach", "open_training", "_open_due_batch", "_before_backward", "_after_backward"),
+    *("_before_optimizer_step", "close_batch", "open_evaluation", "close_evaluation"),
+    *("_end_training", "_end_all"),
+]
 
 
 def fails(*args, **named):
@@ -21,7 +24,7 @@ def faults(said):
     return sum(issubclass(one.category, HookboardWarning) for one in said)
 
 
-@pytest.mark.parametrize("method", [*CALLED, "_attach", "_prepare", "_wants"])
+@pytest.mark.parametrize("method", CALLED)
 def test_a_fault_at_any_point_is_said_once_and_ends_no_fit(tmp_path, monkeypatch, method):
     callback, model = HealthMonitor(every_n_steps=1), Toy(mlp())
     monkeypatch.setattr(callback, method, fails)
@@ -33,7 +36,7 @@ def test_a_fault_at_any_point_is_said_once_and_ends_no_fit(tmp_path, monkeypatch
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-@pytest.mark.parametrize("method", [*(each for each in CALLED if "evaluation" not in each), "_attach", "_prepare"])
+@pytest.mark.parametrize("method", [each for each in CALLED if "evaluation" not in each])
 def test_a_fault_at_any_point_is_said_once_and_ends_no_loop_of_ones_own(monkeypatch, method):
     callback, net = HealthMonitor(every_n_steps=1, audit=False), mlp()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -89,7 +92,7 @@ def test_all_callbacks_may_be_taken_away_in_a_fit():
     monitor = HealthMonitor()
     run = fit(None, Toy(mlp()), batches(4, 4), TakesAll(), monitor)
     assert run.global_step == 2
-    monitor.teardown(run, run.lightning_module, "fit")  # which nobody has called
+    monitor.end_run(monitor._loop)  # which nobody has ended
 
 
 def test_a_wrong_configuration_still_ends_a_fit_at_its_start():

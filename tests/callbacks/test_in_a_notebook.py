@@ -4,7 +4,6 @@ import base64
 import copy
 import io
 import pickle
-import pydoc
 import re
 import subprocess
 import sys
@@ -86,11 +85,6 @@ def test_verdicts_are_shown_as_sentences(sick):
 
 def test_a_single_verdict_is_shown_as_in_the_list(sick):
     assert sick.verdicts[0]._repr_html_() in sick.verdicts._repr_html_()
-
-
-def test_the_help_of_a_callback_has_no_text_of_typing():
-    shown = pydoc.render_doc(HealthMonitor, renderer=pydoc.plaintext)
-    assert "Parameterizes a generic class" not in shown
 
 
 def test_a_misspelt_statistic_of_a_reading_is_an_error_with_the_closest_one(tmp_path):

@@ -160,23 +160,6 @@ def test_a_layer_that_is_replaced_by_its_like_is_not_recorded_again(tmp_path):
     assert [step for step, _ in written(tmp_path, "ActivationLogger")] == [0]
 
 
-@pytest.mark.parametrize("make", [ActivationLogger, HealthMonitor])
-def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp_path, monkeypatch, make):
-    def broken(self, *given):
-        raise RuntimeError("no record today")
-
-    monkeypatch.setattr("hookboard.base.records.LayersRecord.strings", broken)
-    with pytest.warns(UserWarning, match="hookboard") as said:
-        run = fit(tmp_path, Toy(mlp()), batches(6, 6, 6), make(every_n_steps=1))
-    (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
-    assert f"the record of {make.__name__}'s layers for the TensorBoard tab is switched off" in message
-    assert "no record today" in message
-    assert run.global_step == 3
-    assert written(tmp_path, make.__name__) == []
-    tag = "activation_std/net.0" if make is ActivationLogger else "health/activation_rms/median"
-    assert list(scalars(tmp_path)[tag]) == [0, 1, 2]
-
-
 def example():
     """The Python of docs/inside.md."""
     (code,) = re.findall(r"```python\n(.*?)```", Path("docs/inside.md").read_text(), re.DOTALL)

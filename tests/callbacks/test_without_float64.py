@@ -4,16 +4,13 @@ There is no such machine here. Tensors pretend to be on one: they say that they 
 where a float64 tensor would come to be there, or where they are mixed with tensors of the host.
 """
 
-import logging
 import math
 
 import pytest
 import torch
 from oracle import assert_true
 from torch import Tensor, nn
-from toys import Toy, batches, fit, mlp
 
-from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
@@ -111,14 +108,3 @@ class Gradient:
 
     def __init__(self, grad):
         self.grad = grad
-
-
-def test_one_line_says_that_it_waits(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("hookboard.measure.card.WITHOUT_FLOAT64", {"cpu"})
-    with caplog.at_level(logging.INFO):
-        fit(tmp_path, Toy(mlp()), batches(2, 2), HealthMonitor(every_n_steps=1), ParameterLogger(every_n_steps=1))
-    lines = [record.getMessage() for record in caplog.records if "no float64" in record.getMessage()]
-    assert lines == [
-        f"hookboard: {name}: CPU has no float64, so tensors are first copied to the host, which waits for the device."
-        for name in ("HealthMonitor", "ParameterLogger")
-    ]

@@ -3,7 +3,7 @@
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `replaced`, `unequal`, `unselected`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin
+`faults`, `replaced`, `unequal`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin
 with FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
 """
 
@@ -192,8 +192,6 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     if how == "replaced":
         callbacks.append(ReplacesOnRankOne())
     rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if how == "unselected":
-        callbacks = [ActivationLogger("net.first" if rank == 0 else "net.none")]
     of_pictures = how in ("pictures", "headed", "collective")
     if of_pictures:
         callbacks = [FeatureMapLogger(every_n_steps=1), KernelLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
@@ -231,12 +229,6 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     if how == "compiled":
         model.net.ways.compile(backend="aot_eager")
     data = DataLoader(Batches(together), batch_size=None)
-    if how == "unselected":
-        try:
-            trainer.fit(model, data, data)
-        except ValueError as error:
-            Path(f"{file}.{rank}").write_text(str(error))
-        return
     trainer.fit(model, data, data)
 
 

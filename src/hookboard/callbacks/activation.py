@@ -27,8 +27,7 @@ class ActivationLogger(SiteLogger[MeasurementState]):
     `validate_activation_std/<module>`. If a module is replaced during the fit, the new one is watched from the next
     logged step on, and a warning says so.
 
-    `dead_fraction` exists only for tensors with channels; if there are more than 1024, it uses every k-th. One line
-    names the modules that lack a statistic.
+    `dead_fraction` exists only for tensors with channels; if there are more than 1024, it uses every k-th.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one

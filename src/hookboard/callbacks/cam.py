@@ -129,10 +129,6 @@ class CAMLogger(PictureLogger):
     def _tag(self, name: str) -> str:
         return f"{super()._tag(name)}/{self.method}"
 
-    def written_tags(self) -> list[str]:
-        """Return the tags that it writes in a run; `<layer>` stands for a layer that is chosen when the model runs."""
-        return super().written_tags() or [self._tag("<layer>") for _ in self._live]
-
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> tuple[ClassificationTap, Any]:
         tap = ClassificationTap(model, self.samples)
         state.until_batch_end.callback(tap.detach)

@@ -11,7 +11,7 @@ from hookboard.callbacks.numbers import SiteLogger
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.statistics import DEFAULT, Statistic
 from hookboard.model.parameters import Weight
-from hookboard.model.selection import NothingToSelectError, select
+from hookboard.model.selection import select
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 
@@ -85,13 +85,8 @@ class GradientLogger(SiteLogger[MeasurementState]):
         return chosen("roles", self.roles, get_args(GradientRole))
 
     def _select(self, model: nn.Module) -> Selection:
-        roles = self._roles()
-        hooked, owners, nothing = {}, {}, None
-        try:
-            if roles != ["parameter_grad"]:
-                hooked = select(model, self.modules, self.types)
-        except NothingToSelectError as error:
-            nothing = error  # there may be parameters
+        roles, owners = self._roles(), {}
+        hooked = {} if roles == ["parameter_grad"] else select(model, self.modules, self.types)
         if "parameter_grad" in roles:
             owners = select(model, self.modules, self.types, owning="parameters")
             if not self._weights(owners):
@@ -99,8 +94,6 @@ class GradientLogger(SiteLogger[MeasurementState]):
                     f"modules={self.modules!r}, types={self.types!r}: all selected weights are computed by "
                     "parametrizations; select the original parameters, as in 'conv.parametrizations.weight'."
                 )
-        elif nothing is not None:
-            raise nothing
         return Selection(hooked, owners)
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:

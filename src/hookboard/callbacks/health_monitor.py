@@ -3,7 +3,7 @@
 import html
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
@@ -18,13 +18,12 @@ from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.callbacks.measurement_state import MeasurementState
-from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
+from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
-from hookboard.health.page import VERDICT
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
@@ -198,6 +197,13 @@ class HealthState(MeasurementState):
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
         new = [replace(one, since=since) for one in findings]
         self.step_facts = self.step_facts._replace(findings=[*self.step_facts.findings, *new])
+
+    def forget(self) -> None:
+        """Drop what was measured, and what was read of the batch."""
+        super().forget()
+        self.batch = None
+        if self.live is not None:
+            self.live.leave()
 
     def new_events(self) -> list[Nonfinite]:
         """Return the NaN or Inf that the black box has found since the last call, oldest first."""
@@ -414,7 +420,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if state.reporter is not None:
                 state.reporter.judge.run.follow(layers)
 
-        self._do_later(state, tell, loop.logged_step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, tell)
 
     # What it does at each step: as few calls as possible if that is not due.
 
@@ -561,11 +567,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_due:
             super()._end_batch(loop, state, has_stepped)
 
-    def _leave_batch(self, state: HealthState) -> None:
-        state.batch = None
-        if state.live is not None:
-            state.live.leave()
-
     # What it tells.
 
     def _log(self, loop: Loop, state: HealthState) -> None:
@@ -620,7 +621,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._judge(state, lambda reporter: reporter.see(look, facts, known))
                 self._end_if_asked(loop, state)
 
-        self._do_later(state, arrived, step, WHEN_WRITTEN["train"])
+        self._do_later(state, arrived)
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
         """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
@@ -638,7 +639,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
-        self._do_later(state, arrived, step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, arrived)
 
     def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
         """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
@@ -666,10 +667,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             if guilty is not None:
                 alert(f"HealthMonitor {ended_by(guilty, loop.logged_step)}")
 
-    def written_tags(self) -> Iterator[str]:
-        """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
-        return iter([VERDICT] if "train" in self._live else [])
-
     def _end_training(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""
         if state.stage != "train":
@@ -689,7 +686,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
-        self._leave_batch(state)
+        state.forget()
         self._tell(state, state.new_events())  # after an exception too, what has been seen is told
         if state.reporter is not None:
             state.reporter.close()

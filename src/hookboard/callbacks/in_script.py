@@ -168,7 +168,7 @@ class _LoopReader:
                 f"Join them, as in model = nn.ModuleList([encoder, head]). {_ADVICE}"
             )
             return
-        loop = BareLoop(model, optimizers, [], [], None, False, 1)
+        loop = BareLoop(model, optimizers)
         live, self._is_first = LiveStep(loop), loop.is_rank_zero
         self._live = live
 

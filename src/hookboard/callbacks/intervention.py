@@ -1,7 +1,7 @@
 """`Intervention`: changes inputs, outputs or gradients of modules during training or evaluation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hookboard.model.sites import ROLES, Stage
 from hookboard.writers.entry import Entry
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _EditState(StageState):
     """The state of an Intervention in one stage.
 
@@ -27,8 +27,8 @@ class _EditState(StageState):
         is_checked: True once a changed batch has ended; then each selected module is checked for a change, once.
     """
 
-    edits: Edits | None = field(default=None, kw_only=True)
-    is_checked: bool = field(default=False, kw_only=True)
+    edits: Edits | None = None
+    is_checked: bool = False
 
 
 class Intervention(HookboardCallback[_EditState]):

@@ -1,11 +1,10 @@
 """`LayerNews`: the record of the watched layers for the tab in TensorBoard, whenever it is new or has changed."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import nn
 
-from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.readings import Places
@@ -22,8 +21,12 @@ on tensors. Outputs come first, which tell the order best: a module comes after 
 would come before them."""
 
 
+Facts = dict[str, LayerFacts]
+"""What is known of each module before it runs, by name and in the order of the model."""
+
+
 class LayerNews:
-    """Makes the record of the watched layers at the first step, and again when it changes. Its methods do not raise.
+    """Makes the record of the watched layers at the first step, and again when it changes.
 
     All stages of a callback share it.
 
@@ -35,30 +38,23 @@ class LayerNews:
         self._callback = callback
         self.facts: Facts | None = None
         """What `collect` returned last; None if it must be called again, because modules or parameters have changed."""
-        self.seen: tuple[Places | None, Facts | None] = (None, None)
-        """The places and facts of the last call of `record`: called again with the same ones it returns {}."""
-        self._of: tuple[object, Facts | None] = (None, None)
+        self.made_of: tuple[object, Facts | None] = (None, None)
+        """The places, or another key of the order, and the facts of the last record: it is still that of the same."""
         self._last: list[bytes] = []
-        self._is_off = False
-        self._met: frozenset[str] = frozenset()
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def collect(self, model: nn.Module, selection: Selection) -> "Facts":
-        """Read from the model what the other methods need, keep it in `facts`, and return it; empty after an error.
+    def collect(self, model: nn.Module, selection: Selection) -> Facts:
+        """Read from the model what the other methods need, keep it in `facts`, and return it.
 
         Args:
             model: the whole model.
             selection: what is watched.
         """
-        self.facts = Facts()
-        try:
-            self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
-        except Exception as error:  # only the tab lacks it; the numbers are still logged
-            self._switch_off(error)
+        self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
         return self.facts
 
-    def record(self, places: Places, facts: "Facts", table: Table, every_n_steps: int) -> dict[str, list[bytes]]:
+    def record(self, places: Places, facts: Facts, table: Table, every_n_steps: int) -> dict[str, list[bytes]]:
         """Return the record, as a tag mapped to byte strings, if it has changed since the last call; otherwise {}.
 
         Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
@@ -70,61 +66,35 @@ class LayerNews:
             table: the table that measured the step.
             every_n_steps: number of optimizer steps between two due steps.
         """
-        self.seen, names = (places, facts), {site.name for site in places.sites}
-        self._met = self._met if names <= self._met else self._met | names
-
-        def order() -> list[str]:
-            defined = list(facts)
-            ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
-            known = [name for name in self._ran if name in facts]
-            self._ran = order_with_late(known or ran, ran, defined)
-            return order_with_late(self._ran, defined, defined)
-
-        return self.in_order(self._met, order, facts, table, every_n_steps)
+        defined = list(facts)
+        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
+        known = [name for name in self._ran if name in facts]
+        self._ran = order_with_late(known or ran, ran, defined)
+        return self.in_order(places, order_with_late(self._ran, defined, defined), facts, table, every_n_steps)
 
     def in_order(
-        self,
-        order_key: object,
-        order: Callable[[], Iterable[str]],
-        facts: "Facts",
-        table: Table,
-        every_n_steps: int,
+        self, key: object, order: Iterable[str], facts: Facts, table: Table, every_n_steps: int
     ) -> dict[str, list[bytes]]:
         """Return the record as `record` does, with the modules in a given order; {} if it has not changed.
 
         Args:
-            order_key: an object that the caller replaces when the order changes. If it and `facts` are the same objects
-                as in the last call, {} is returned, and `order` is not called.
-            order: returns the names of the modules in order.
+            key: an object that the caller replaces when the order changes. If it and `facts` are the same objects as in
+                the last call, {} is returned.
+            order: the names of the modules in order.
             facts: what `collect` returned before the step.
             table: the table that measured the step.
             every_n_steps: number of optimizer steps between two due steps.
         """
-        if self._is_off or (order_key is self._of[0] and facts is self._of[1]):
+        if key is self.made_of[0] and facts is self.made_of[1]:
             return {}
-        if facts is not self._of[1]:
+        if facts is not self.made_of[1]:
             self._shapes = {}
-        self._of = order_key, facts
-        try:
-            # The gradient of an output has the shape of the output.
-            self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}
-            layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
-            strings = LayersRecord(self._callback, every_n_steps, layers).strings()
-        except Exception as error:  # as above
-            self._switch_off(error)
-            return {}
-        if strings == self._last:
-            return {}
-        self._last = strings
-        return {f"{LAYERS}/{self._callback}": strings}
-
-    def _switch_off(self, error: Exception) -> None:
-        self._is_off = True
-        warn_switched_off(f"the record of {self._callback}'s layers for the TensorBoard tab", error)
-
-
-class Facts(dict[str, LayerFacts]):
-    """What is known of each module before it runs, by name and in the order of the model."""
+        self.made_of = key, facts
+        # The gradient of an output has the shape of the output.
+        self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}
+        layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order)
+        before, self._last = self._last, LayersRecord(self._callback, every_n_steps, layers).strings()
+        return {} if self._last == before else {f"{LAYERS}/{self._callback}": self._last}
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
@@ -138,17 +108,16 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
     frozen: dict[int, list[str]] = {}
     for name, weight in weights_of(modules).items():
         # What a parametrization computes is no parameter, and what is lazy or nested has no shape.
-        if not (weight.is_computed or weight.is_lazy):
-            shape = shape_of(weight.parameters[0])
-            if shape is not None:
-                owned.setdefault(id(weight.module), {})[name] = shape
-                if not weight.parameters[0].requires_grad:
-                    frozen.setdefault(id(weight.module), []).append(name)
-    defined = (name for name in ("", *dict(named_submodules(model))) if name in modules)
-    return Facts(
-        (name, LayerFacts(name, _types_of(module), None, owned.get(id(module), {}), tuple(frozen.get(id(module), ()))))
-        for name, module in ((name, modules[name]) for name in dict.fromkeys([*defined, *modules]))
-    )
+        shape = None if weight.is_computed or weight.is_lazy else shape_of(weight.parameters[0])
+        if shape is not None:
+            owned.setdefault(id(weight.module), {})[name] = shape
+            if not weight.parameters[0].requires_grad:
+                frozen.setdefault(id(weight.module), []).append(name)
+    facts = {}
+    for name in dict.fromkeys([*(name for name in ("", *dict(named_submodules(model))) if name in modules), *modules]):
+        types, number = _types_of(modules[name]), id(modules[name])
+        facts[name] = LayerFacts(name, types, None, owned.get(number, {}), tuple(frozen.get(number, ())))
+    return facts
 
 
 def _types_of(module: nn.Module) -> tuple[str, ...]:

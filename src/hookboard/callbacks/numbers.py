@@ -1,39 +1,34 @@
 """`SiteLogger`, the base of callbacks that log numbers: measures due steps, writes readings, names missing sites."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.checks import check_steps, check_switches, chosen, wrong
-from hookboard.base.messages import inform
+from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
-from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_in
+from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.weights import measure_gradients, measure_weights
 from hookboard.loops.callback import HookboardCallback, why_no_step
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import StageState, names_in
+from hookboard.loops.stage_state import listed_gaps, names_in
 from hookboard.measure.attention import AttentionWatch
-from hookboard.measure.card import needs_host
-from hookboard.measure.derived import DERIVED
 from hookboard.measure.readings import Reading, ReadingList, Readings
 from hookboard.measure.statistics import Plan, Statistic, as_list, plan
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
+from hookboard.model.layers import DefinedDims, layers_of
 from hookboard.model.parameters import Weight, are_unchanged, weights_of
-from hookboard.model.selection import check_selection
-from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site, Stage
+from hookboard.model.selection import check_selection, named_submodules
+from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Stage
 from hookboard.writers.entry import Entry
 
 V = TypeVar("V", bound=MeasurementState)
-
-WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
-"""When the readings were written, by stage, for the warning about an error in it."""
-
 
 _NO_READINGS = ReadingList()
 
@@ -104,15 +99,6 @@ class SiteLogger(HookboardCallback[V]):
         """
         return plan(self.statistics)
 
-    def _names(self, role: Role) -> list[str]:
-        """Return the names of the statistics that are logged for a role."""
-        resolved = self._plan()
-        return [*resolved.names, *(statistic.name for statistic in resolved.own)]
-
-    def _why_not_there(self, statistic: str) -> str:
-        """Return why some sites may not have a statistic; "" for a statistic that all sites have."""
-        return DERIVED[statistic].why_not if statistic in DERIVED else ""
-
     @staticmethod
     def _part(weight: Tensor) -> Tensor:
         """Return the part of a weight, or of its gradient, that is measured; a subclass may override this."""
@@ -140,30 +126,22 @@ class SiteLogger(HookboardCallback[V]):
         return loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _prepare(self, loop: Loop, state: V) -> None:
-        if needs_host(loop.device) and not self._live:
-            inform(
-                f"{self._name}: {loop.device.type.upper()} has no float64, so tensors are first copied to the host, "
-                "which waits for the device."
-            )
         state.roles = self._roles()
         state.table = self._table(loop, state)
-        state.taps = Taps({}, (), state.table.open)  # on nothing, until `_attach`
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
             state.loss_scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
 
-    def _table(self, loop: Loop, state: StageState) -> Table:
+    def _table(self, loop: Loop, state: V) -> Table:
         """Return the table of one stage."""
-        resolved = self._plan()
-        return Table(
-            resolved,
-            loop.device,
-            stage=state.stage,
-            histogram=self.histogram,
-            channels=channels_in(loop.model, resolved),
-            ranks=self._ranks,
-        )
+        resolved, channels = self._plan(), None
+        if resolved.needs("channels"):
+            modules = {"": loop.model, **dict(named_submodules(loop.model))}
+            weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
+            channels = DefinedDims(layers_of(modules, weights))
+        stage, has_histogram = state.stage, self.histogram
+        return Table(resolved, loop.device, stage=stage, histogram=has_histogram, channels=channels, ranks=self._ranks)
 
     def _attach(self, loop: Loop, state: V) -> None:
         # Graphs that are compiled already ignore new hooks.
@@ -182,12 +160,11 @@ class SiteLogger(HookboardCallback[V]):
         state.news.facts = None
 
     def _leave(self, state: V) -> None:
-        state.observe(False)  # also if Ctrl-C has come in the middle of a batch's end, or of this
-        state.taps.detach()
+        state.end_step()  # also if Ctrl-C has come in the middle of a batch's end, or of this
 
     def _begin_batch(self, loop: Loop, state: V, batch: Any, batch_idx: int) -> None:
         state.until_batch_end.callback(state.end_step)
-        state.observe(True)
+        state.begin_step()
 
     def _before_backward(self, loop: Loop, state: V, loss: Tensor) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""
@@ -196,27 +173,24 @@ class SiteLogger(HookboardCallback[V]):
 
     def _after_backward(self, loop: Loop, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""
-        if state.loss_scale is not None:
-            state.table.scale = None
+        state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
-        self._follow_weights(loop.model, state)
+        self._follow_weights(state)
         if state.loss_scale is not None:
             state.table.scale = state.loss_scale.before_step(optimizer)
         if "parameter_grad" in state.roles:
             measure_gradients(state.table, optimizer, state.weights, self._part)
-        if state.loss_scale is not None:
-            state.table.scale = None
+        state.table.scale = None
         if "parameter_update" in state.roles:
             state.before.keep(state.table, optimizer, state.weights, self._part)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
             if state.weights:
-                self._do(state, "after the optimizer step", self._measure_after_step, loop, state)
+                self._measure_after_step(loop, state)
                 state.before.clear()
-            if state.stage in self._live:  # otherwise an error above has ended the stage
-                self._log(loop, state)
+            self._log(loop, state)
 
     def _measure_after_step(self, loop: Loop, state: V) -> None:
         """Measure the weights, and their updates, after all optimizers of the batch have stepped."""
@@ -233,17 +207,18 @@ class SiteLogger(HookboardCallback[V]):
         why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_loop
         inform(f"{self._name} measured nothing in {state.stage}: {why}.")
 
-    def _follow_weights(self, model: nn.Module, state: V) -> None:
+    def _follow_weights(self, state: V) -> None:
         """If modules have other parameters than before, watch the new ones, and warn once.
 
         Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
         """
-        if not state.selection.owners or are_unchanged(state.weights, state.selection.owners):
+        owners = state.selection.owners
+        if not owners or are_unchanged(state.weights, owners):
             return
-        changed = state.follow_weights(self._weights(state.selection.owners))
-        if changed:
+        before, state.weights = state.weights, self._weights(owners)
+        if not all(weight.is_same(before.get(name)) for name, weight in state.weights.items()):
             state.news.facts = None
-        self._say_changed(state, changed, model)
+            self._say_changed()
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
         """Send what was measured in the step or loop, see `Table.send`."""
@@ -255,10 +230,8 @@ class SiteLogger(HookboardCallback[V]):
         """Send what was measured in the step or loop, and write it when it has arrived."""
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
         facts = news.collect(model, state.selection) if news.facts is None else news.facts
-        gaps = None
-        if not state.gaps_are_named:
-            state.gaps_are_named = True
-            gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
+        is_first, state.gaps_are_named = not state.gaps_are_named, True
+        causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
 
         def write() -> None:
@@ -269,28 +242,42 @@ class SiteLogger(HookboardCallback[V]):
             self._readings = filled.values()
             if writes:
                 entry = Entry(step, filled.scalars(), filled.with_histogram())
-                if news.seen != (readings.places, facts):
+                if news.made_of != (readings.places, facts):
                     entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
                 state.loggers.write(entry)
-            if gaps is not None:
-                gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
+            if causes:
+                self._name_gaps(state, step, readings, causes, names_in(model))
 
-        self._do_later(state, write, step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, write)
 
-    def _expected(self, state: V) -> list[tuple[str, Role]]:
-        """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""
-        names: dict[Role, Iterable[str]] = {
-            role: state.weights if ROLES[role].of_parameter else () for role in state.roles
-        }
-        if state.attention is not None:  # nobody knows beforehand where it is
-            names.update((role, state.attention.found or ("",)) for role in state.roles if role in ATTENTION_ROLES)
-        return [*state.taps.expected(), *((name, role) for role, each in names.items() for name in each)]
+    def _name_gaps(
+        self,
+        state: V,
+        step: int,
+        readings: Readings,
+        causes: Mapping[tuple[str, Role], str],
+        among: Sequence[str],
+    ) -> None:
+        """Warn about all sites without a reading, or whose tensors were all empty, grouped by cause.
 
-    def written_tags(self) -> Iterator[str]:
-        """Yield the tags that it writes in this run, as far as they are known before the first batch."""
-        for state in self._live.values():
-            for name, role in self._expected(state):
-                site = Site(name, role)
-                yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
-                if self.histogram and not ROLES[role].moments_only:
-                    yield site.histogram_tag(state.stage)
+        Args:
+            state: the state of the stage.
+            step: the optimizer step.
+            readings: those of the step.
+            causes: see `MeasurementState.why_nothing`.
+            among: all names of the model, see `names_in`.
+        """
+        seen, filled = ({(site.name, site.role) for site in some} for some in (readings, readings.filled()))
+        gaps = []
+        for (name, role), cause in causes.items():
+            if (name, role) in filled:
+                continue
+            if state.table.is_off(name, role):
+                cause = "switched off (see the warning above)"
+            gaps.append((name, role, "every tensor was empty" if (name, role) in seen else cause))
+        if gaps:
+            where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
+            said = listed_gaps(gaps, among)
+            rank_zero_warn(
+                f"{self._name}: {len(gaps)} of {len(causes)} sites had nothing to measure {where} (shown once):{said}"
+            )

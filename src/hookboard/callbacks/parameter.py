@@ -7,11 +7,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from torch import nn
 
-from hookboard.base.messages import inform, listed
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.weights import MOST_COPIED_BYTES
-from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.readings import Readings
 from hookboard.measure.row import Moments
@@ -33,7 +30,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     `update_norm / ||before||`; a common rule of thumb is about 1e-3 in a healthy run. For a parameter that was all zero
     it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the fraction of elements that are the
     same after the step as before. All three need a copy of the parameter during the logged step: of parameters beyond
-    512 MiB on one rank they are not measured, and one line names these.
+    512 MiB on one rank they are not measured, but named.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
     name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. It is
@@ -81,7 +78,6 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         sync_dist: bool = True,
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
-        self._has_said_skipped = False
 
     def _asked(self, among: Collection[str]) -> list[str]:
         """Return those names of `among` that are in `statistics`, given or by default."""
@@ -91,23 +87,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     def _plan(self) -> Plan:
         return plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
 
-    def _names(self, role: Role) -> list[str]:
-        if role == "parameter_update":
-            return self._asked(UPDATES)
-        return super()._names(role)
-
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
-
-    def _log(self, loop: Loop, state: MeasurementState) -> None:
-        super()._log(loop, state)
-        if (skipped := state.before.skipped) and not self._has_said_skipped:
-            self._has_said_skipped = True
-            inform(
-                f"{self._name}: copies of all parameters before a step would take more than {MOST_COPIED_BYTES >> 20} "
-                f"MiB, so the updates of {len(skipped)} are not measured ({listed(skipped, 3)}). Select fewer with "
-                "modules= (shown once)."
-            )
 
     def _select(self, model: nn.Module) -> Selection:
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))

@@ -74,10 +74,6 @@ class PictureLogger(HookboardCallback[PictureState]):
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name or MODEL}"
 
-    def written_tags(self) -> list[str]:
-        """Return the tags that it writes, as far as they are known before the first batch."""
-        return [self._tag(name) for state in self._live.values() for name in state.selection.modules]
-
     # What it does at each point of a run.
 
     def _stages(self, loop: Loop) -> list[Stage]:

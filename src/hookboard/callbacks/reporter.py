@@ -49,7 +49,7 @@ class Reporter:
         if self._loggers.loggers:
             entry, ran, state = self._page.entry(self.judge.run, verdicts), self.judge.run.layers, self._state
             names = [layer.name for layer in ran]
-            entry.records.update(state.news.in_order(ran, lambda: names, known, state.table, state.every_n_steps))
+            entry.records.update(state.news.in_order(ran, names, known, state.table, state.every_n_steps))
             self._loggers.write(entry)
         return verdicts
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,7 +18,7 @@ from hookboard.base.checks import check_switches, check_whole, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
-from hookboard.base.torch_private import children_of, modules_in, parameters_in, unseen
+from hookboard.base.torch_private import children_of, parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import scaler_of_fabric
@@ -36,35 +34,19 @@ class BareLoop(Loop):
 
     stage = "train"
     is_running = is_accumulating = should_stop = False
+    logged_step = 0
 
     @unseen
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        callbacks: Sequence[HookboardCallback[Any]],
-        loggers: Sequence[Any],
-        scaler: GradScaler | None,
-        validates: bool,
-        log_every_n_steps: int,
-    ) -> None:
-        self.model, self.has_validation = unwrapped(model), validates
-        self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], loggers: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.model, self.scaler, self.loggers = unwrapped(model), scaler_of_fabric(optimizers), loggers
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
         self.device = next((parameter.device for parameter in parameters_in(model).values()), torch.device("cpu"))
-        self.callbacks = self._given = callbacks
-        self.loggers = loggers
-        self.log_every_n_steps = log_every_n_steps
-        self.logged_step = self._batch_idx = 0
+        self._batch_idx = {"train": 0, "validate": 0}
         self._has_stepped = False
         if has_process_group():
-            self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
-            self.is_rank_zero = self.rank == 0
+            self.world_size, self.is_rank_zero = dist.get_world_size(), dist.get_rank() == 0
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
-        if any(isinstance(module, FullyShardedDataParallel) for module in modules_in(model).values()):
-            self.weights_kept_by = FullyShardedDataParallel.__name__
-        self.members = []
-        self._is_in_step = False
 
     @contextmanager
     def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
@@ -76,22 +58,29 @@ class BareLoop(Loop):
             batch: The batch. Some callbacks read its tensors; `HealthMonitor` finds them by itself if it is left out.
             accumulates: True if no optimizer step follows, because gradients are added to those of the next batch.
         """
+        self.begin_step(batch, accumulates)
+        try:
+            yield
+        except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
+            unhear_backward(self._hear_backward)
+            self.leave_batch()
+            raise
+        self.end_step()
+
+    def begin_step(self, batch: Any, accumulates: bool) -> None:
+        """Begin a batch, see `step`."""
         self._count()
         self.is_accumulating = accumulates
-        self.begin_batch(batch, self._batch_idx)
-        with ExitStack() as until_end:
-            if self.stage == "train":
-                until_end.callback(unhear_backward, self._hear_backward)
-                hear_backward(self._hear_backward)
-                self._is_in_step = True
-                until_end.callback(setattr, self, "_is_in_step", False)
-            try:
-                yield
-            except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
-                self.tell("leave_batch")
-                raise
-        self.tell("end_batch")
-        self._batch_idx += 1
+        unhear_backward(self._hear_backward)  # of a batch that has not ended
+        self.begin_batch(batch, self._batch_idx[self.stage])
+        if self.stage == "train":
+            hear_backward(self._hear_backward)
+
+    def end_step(self) -> None:
+        """End the batch."""
+        unhear_backward(self._hear_backward)
+        self.end_batch()
+        self._batch_idx[self.stage] += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
     def _count(self) -> None:
@@ -105,17 +94,20 @@ class BareLoop(Loop):
     @contextmanager
     def evaluate(self) -> Iterator[None]:
         """Measure a validation inside the context; each of its batches must run inside a `step`."""
-        batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
-            self.tell("leave_batch")
-            self.tell("begin_evaluation")
+            self.begin_evaluation()
             yield
-            self.tell("end_evaluation")
+            self.end_evaluation()
         finally:
-            self.stage, self._batch_idx = "train", batch_idx
+            self.stage = "train"
+
+    def begin_evaluation(self) -> None:
+        """Begin a validation, see `evaluate`."""
+        self.stage, self._batch_idx["validate"] = "validate", 0
+        super().begin_evaluation()
 
     @contextmanager
-    def running(self) -> Iterator["BareLoop"]:
+    def running(self, callbacks: Sequence[HookboardCallback[Any]]) -> Iterator["BareLoop"]:
         """Begin the run of the callbacks and yield this loop; end the run afterwards, also after an error."""
         self.is_running = True
         with ExitStack() as until_end:
@@ -125,28 +117,29 @@ class BareLoop(Loop):
                 until_end.callback(_save, logger)
             for _ in range(2):  # because Ctrl-C may come in the middle of the first
                 until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
-            for callback in self._given:
+            for callback in callbacks:
                 callback.start(self, ["train", "validate"])
-            self.tell("begin_training")
+            self.begin_training()
             self._listen(until_end)
             yield self
             self._count()
-            self.tell("end_epoch")
+            self.end_epoch()
             self.end_training()
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Call the members before the optimizers' steps within `step`, until `until_end` closes.
+        """Tell the steps of the optimizers to those in a batch, until `until_end` closes.
 
-        It hooks the optimizers of the loop, and replaces the scaler's `step`. Once for the whole run: what the user has
-        compiled of an optimizer's step is compiled anew whenever its hooks change.
+        Once for the whole run: what the user has compiled of an optimizer's step is compiled anew whenever its hooks
+        change.
         """
-        scaler, is_told = self.scaler, False
+        scaler = self.scaler
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
+        def before_step(optimizer: Optimizer) -> None:
+            self.tell("_before_optimizer_step", optimizer)
 
         def hears(optimizer: Optimizer, given: Any, named: dict[str, Any]) -> Any:
-            if is_told or not self._is_in_step:
-                return None
-            _, *given = given
-            closure = given[0] if given else named.get("closure")
+            closure = given[1] if len(given) > 1 else named.get("closure")
             if closure is None:
                 before_step(optimizer)
                 return None
@@ -157,54 +150,38 @@ class BareLoop(Loop):
                 before_step(optimizer)
                 return loss
 
-            return ((optimizer, told, *given[1:]), named) if given else ((optimizer,), {**named, "closure": told})
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
-        def before_step(optimizer: Optimizer) -> None:
-            self.tell("before_optimizer_step", optimizer)
+            return (optimizer,), {**named, "closure": told}
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
-            nonlocal is_told
-            # The scaler skips the optimizer's step, and its hook, if gradients have overflowed.
-            if self._is_in_step:
-                before_step(optimizer)
-            is_told = True
-            try:
-                return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
-            finally:
-                is_told = False
+            before_step(optimizer)
+            return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
 
-        for optimizer in self.optimizers:
-            until_end.callback(optimizer.register_step_pre_hook(hears).remove)
-        if scaler is not None:
+        if scaler is not None and scaler.is_enabled():
+            # It skips an optimizer's step, and its hook, if gradients have overflowed.
             until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
+        else:
+            for optimizer in self.optimizers:
+                until_end.callback(optimizer.register_step_pre_hook(hears).remove)
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and tell the members before and after it, if it is that of one loss."""
         if len(losses) == 1:
-            self.tell("before_backward", *losses)
+            self.tell("_before_backward", *losses)
         backward()
         if len(losses) == 1:
-            self.tell("after_backward")
+            self.tell("_after_backward")
 
     def stop(self) -> None:
         """Set `should_stop`, which the user's loop should check after each step."""
         self.should_stop = True
 
 
-@dataclass
-class _WriterLogger:
+class WriterLogger:
     """Gives a `SummaryWriter` the attributes of a Lightning logger."""
 
-    experiment: SummaryWriter
-
-    @property
-    def log_dir(self) -> str:
-        return str(self.experiment.log_dir)
-
-    def save(self) -> None:
-        self.experiment.flush()
+    def __init__(self, writer: SummaryWriter) -> None:
+        self.experiment, self.log_dir, self.save = writer, str(writer.log_dir), writer.flush
 
 
 def watch(
@@ -257,15 +234,10 @@ def watch(
         raise wrong("scaler", scaler, "a GradScaler", "if you use none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
-    return BareLoop(
-        model,
-        _all_of("optimizers", optimizers, Optimizer, "an optimizer"),
-        callbacks_in(callbacks),
-        loggers_in(loggers),
-        scaler,
-        validates,
-        log_every_n_steps,
-    ).running()
+    stepping = _all_of("optimizers", optimizers, Optimizer, "an optimizer")
+    loop, callbacks = BareLoop(model, stepping, loggers_in(loggers)), callbacks_in(callbacks)
+    loop.scaler, loop.has_validation, loop.log_every_n_steps = scaler or loop.scaler, validates, log_every_n_steps
+    return loop.running(callbacks)
 
 
 def _save(logger: Any) -> None:
@@ -278,14 +250,12 @@ def _save(logger: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
-    while True:
-        # First: Fabric raises an error for what was compiled before it was imported.
-        if "_orig_mod" in (children := children_of(model)):
-            model = children["_orig_mod"]
-        elif is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
-            model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
-        else:
-            return model
+    children = children_of(model)
+    if "_orig_mod" in children:
+        return unwrapped(children["_orig_mod"])
+    if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
+        return unwrapped(getattr(model, "module"))  # noqa: B009  # typed as a tensor or a module
+    return model
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:
@@ -310,7 +280,7 @@ def loggers_in(given: Any) -> list[Any]:
         ValueError: it is no `SummaryWriter`, no logger of Lightning, and no list or tuple of these; None is none.
     """
     loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
-    return [_WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
+    return [WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 
 
 def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:

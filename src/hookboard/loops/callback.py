@@ -1,30 +1,29 @@
 """`HookboardCallback`: the base class of all callbacks, which a loop tells the events of a run.
 
-    a Trainer's hook                    event                  methods of the callback
-    on_fit_start, or on_<stage>_start   `start`                _select, _why_not; _prepare and _attach for each stage
-      outside of a fit
-    on_train_start                      begin_training         _resume, _begin_training
+    a Trainer's hook                    method of the `Loop`   methods of the callback
+    on_fit_start, or on_<stage>_start                          start: _select, _why_not; _prepare and _attach for each
+      outside of a fit                                         stage
+    on_train_start                      begin_training         _begin_training, _resume
     on_<stage>_start                    begin_evaluation       _begin_evaluation
     on_<stage>_batch_start              begin_batch            _wants; _begin_batch
-    on_before_backward                  before_backward        _before_backward
-    on_after_backward                   after_backward         _after_backward
-    on_before_optimizer_step            before_optimizer_step  _before_optimizer_step
+    on_before_backward                  tell                   _before_backward
+    on_after_backward                   tell                   _after_backward
+    on_before_optimizer_step            tell                   _before_optimizer_step
     on_<stage>_batch_end                end_batch              until_batch_end is closed; _end_batch
-    the next batch, or the epoch's end  leave_batch
+    the next batch, or the epoch's end  leave_batch            state.forget, where the batch has not ended
     on_<stage>_end                      end_evaluation         _end_evaluation
     on_train_end                        end_training           _end_training
-    teardown or on_exception            `end_run`              _leave; all hooks are removed
+    teardown or on_exception            end_run                _leave; all hooks are removed
 
 A callback has a `StageState` for each stage. Its two ExitStacks remove hooks and undo other changes: one when the batch
 has ended, one when the stage ends. `hear` keeps errors away from training: an error ends the stage, not the run.
 """
 
 import inspect
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
@@ -34,24 +33,11 @@ from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched
 from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState, changes, is_due, is_same, names_in, said_of_changes
-from hookboard.loops.trainer import TrainerLoop, without_trainer
+from hookboard.loops.stage_state import Selection, StageState, is_due
+from hookboard.loops.trainer import SET_BY_LIGHTNING, TrainerLoop
 from hookboard.model.selection import NothingToSelectError
 from hookboard.model.sites import Stage
 from hookboard.writers.loggers import Loggers
-
-if TYPE_CHECKING:
-    from typing import Generic
-else:
-
-    class Generic:
-        """Stands for that of `typing`, whose text would end the `help()` of each callback."""
-
-        __slots__ = ()
-
-        def __class_getitem__(cls, state: object) -> type:
-            return cls
-
 
 W = TypeVar("W", bound=StageState)
 
@@ -61,52 +47,12 @@ KEY = "hookboard"
 Lightning's own hook, `Callback.state_dict`, raises an error for two equal callbacks.
 """
 
-_EVENTS = {
-    "begin_training": ("_open_training", "at the start of training"),
-    "begin_evaluation": ("_open_evaluation", "at the start of an evaluation"),
-    "begin_batch": ("_open_batch", "at the start of a batch"),
-    "before_backward": ("_before_backward", "before the backward pass"),
-    "after_backward": ("_after_backward", "after the backward pass"),
-    "before_optimizer_step": ("_before_optimizer_step", "before the optimizer step"),
-    "end_batch": ("_close_batch", "at the end of a batch"),
-    "leave_batch": ("_abandon_batch", "at the end of a batch"),
-    "end_epoch": ("_abandon_batch", "at the end of a batch"),
-    "end_evaluation": ("_close_evaluation", "at the end of an evaluation"),
-    "end_training": ("_end_training", "at the end of training"),
-}
-"""The method that is called at an event for the running stage, and how a warning about an error in it says when."""
-
-_OF_ALL_STAGES = {"begin_training", "leave_batch", "end_training"}
-"""The events that go to the states of all stages; the others go to that of the running one."""
-_OF_CALLED_BATCHES = {"before_backward", "after_backward", "before_optimizer_step"}
-"""The events that a callback needs only in a batch of which it was told that it began."""
-
 
 class NothingToShowError(ValueError):
     """Raised by a callback if the model or its data have nothing that it can show: its stage ends with one warning."""
 
 
-class _Pending(NamedTuple):
-    """What a due step has measured; see `HookboardCallback._do_later`."""
-
-    state: Any
-    when: str
-    step: int
-    read: Callable[[], None]
-
-
-class _StateKey:
-    """The key of a callback in checkpoints; on a class that was given in place of an object, it raises an error."""
-
-    def __get__(self, callback: object | None, kind: type) -> str:
-        if callback is None:  # this error lets `dir` and `inspect.getmembers` go on
-            raise AttributeError(
-                f"callbacks=[{kind.__name__}]: pass an instance, as in {kind.__name__}(), not the class."
-            )
-        return kind.__qualname__
-
-
-class HookboardCallback(Generic[W], Callback, ABC):
+class HookboardCallback(Callback, ABC, Generic[W]):
     """Base of all callbacks. A loop tells it the events of a run; for these it calls methods that a subclass has."""
 
     state_class: type[W]
@@ -134,19 +80,17 @@ class HookboardCallback(Generic[W], Callback, ABC):
     sees_every_step = False
     """True if its methods are called at each training batch, due or not; `state.is_due` tells which."""
 
-    state_key = _StateKey()
-
     def __init__(self) -> None:
         super().__init__()
-        self.is_busy = False
-        """Whether a batch is measured, or what was measured is still to be read; otherwise few events are told."""
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[W, Callable[[], None]]] = []
         """What due steps have measured and is still to be read, in the order of the steps."""
         self._reads_later = False
         """True if what a due step has measured is read at the end of the next batch: a device or other ranks are waited
         for then, and there is less to wait for."""
+        self._has_said_changed = False
+        """Whether the warning that the model has changed was given in this run."""
         self._loop: Loop | None = None
         """The loop that it takes part in; None outside of a run."""
         self._ranks: Ranks | None = None
@@ -155,13 +99,12 @@ class HookboardCallback(Generic[W], Callback, ABC):
         """What `_saved` returned at the end of the last fit, for a checkpoint that is written after it."""
         self._loaded: Any = None
         """The entries of the checkpoint that the fit resumes from, until they are restored; None without one."""
-        vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
         self._catch_up()
-        nothing = dict.fromkeys(["_loop", "_ranks", "_kept", "_loaded"])
-        return without_trainer(self.__dict__) | nothing | {"_live": {}, "_pending": []}
+        own = {name: value for name, value in vars(self).items() if name not in SET_BY_LIGHTNING}
+        return own | {"_live": {}, "_pending": []} | dict.fromkeys(["_loop", "_ranks", "_kept", "_loaded"])
 
     def __repr__(self) -> str:
         """Return the call that makes it: its class, and the arguments that differ from their defaults.
@@ -198,16 +141,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
 
     def _why_not(self, loop: Loop) -> str | None:
         """Return why it cannot measure anything in this run, as a clause; None if it can."""
-        if loop.why_not:
-            return loop.why_not
-        if self.needs_logger and not loop.loggers:
-            return "there is no logger"
-        if loop.world_size > 1 and not has_process_group():
-            return (
-                f"the Trainer has {loop.world_size} processes, but there is no process group to merge their "
-                "measurements (torch.distributed is not initialized)"
-            )
-        return None
+        return "there is no logger" if self.needs_logger and not loop.loggers else None
 
     def _is_collective(self, loop: Loop) -> bool:
         """Return True if all ranks measure: then rank 0 decides for all ranks in which stages and how often."""
@@ -224,13 +158,6 @@ class HookboardCallback(Generic[W], Callback, ABC):
     def _cadence(self, loop: Loop) -> int:
         """Return the number of optimizer steps from one due step to the next; 0 for no step."""
         return loop.log_every_n_steps
-
-    def written_tags(self) -> Iterable[str]:
-        """Return the tags that this callback will write, as far as they are known before the first batch.
-
-        They are used only to warn about very many tags, and about tags that several callbacks write.
-        """
-        return ()
 
     # What it does at each event. With `sees_every_step` the methods on training batches are called at each of them.
 
@@ -279,9 +206,6 @@ class HookboardCallback(Generic[W], Callback, ABC):
                 always True in evaluations.
         """
 
-    def _leave_batch(self, state: W) -> None:
-        """Called before the next batch if this one has not ended, as after an error."""
-
     def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""
 
@@ -298,12 +222,7 @@ class HookboardCallback(Generic[W], Callback, ABC):
     def _resume(self, saved: Any) -> None:
         """Go on from what `_saved` returned when the checkpoint was written."""
 
-    # The hooks that a Trainer calls; all others are those of `trainer.Conductor`.
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop what was kept of the last fit when another starts."""
-        if stage == "fit":
-            self._kept = None
+    # The hooks that a Trainer calls; all others are those of `TrainerLoop`.
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `start`."""
@@ -314,14 +233,8 @@ class HookboardCallback(Generic[W], Callback, ABC):
         loop = TrainerLoop.of(trainer)
         if not loop.is_fitting:
             self.start(loop, [loop.stage])
-            self.hear("begin_evaluation", loop)
 
     on_test_start = on_predict_start = on_validation_start
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """See `end_run`; no effect where `Conductor` has ended it already."""
-        if self._loop is not None:
-            self.end_run(self._loop)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Append this callback's entry to the checkpoint on rank 0; an error only logs a line."""
@@ -335,11 +248,10 @@ class HookboardCallback(Generic[W], Callback, ABC):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint's entries until the training starts: some strategies load it after `on_fit_start`."""
-        if TrainerLoop.of(trainer).is_fitting:
-            # Lightning's learning rate finder saves and loads a checkpoint of its own, which has no entries yet.
-            self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
+        # Lightning's learning rate finder saves and loads a checkpoint of its own, which has no entries yet.
+        self._loaded = checkpoint.get(KEY, self._loaded)
 
-    # The events.
+    # What a loop calls.
 
     def start(self, loop: Loop, stages: Sequence[str]) -> None:
         """Join a run with these stages: select the modules, and attach the hooks.
@@ -348,15 +260,16 @@ class HookboardCallback(Generic[W], Callback, ABC):
             ValueError: the configuration does not fit the model, such as a pattern that matches no module; or the
                 callback takes part in another run.
         """
-        if self._live and self._loop is not None and self._loop is not loop and self._loop.is_running:
-            raise ValueError(
-                f"{self._name} still takes part in the run of another Trainer. Create a callback for each Trainer."
-            )
+        if self._loop is not None and self._loop is not loop:
+            if self._loop.is_running:
+                raise ValueError(
+                    f"{self._name} still takes part in the run of another Trainer. Create a callback for each Trainer."
+                )
+            self._loop.leave(self)  # a run that was given up
         try:
             self._end_all()
-            if self._loop is not None:  # a run that was given up
-                self._loop.leave(self)
-            self._loop = loop
+            self._loop, self._has_said_changed = loop, False
+            self._kept = None if loop.is_fitting else self._kept
             loop.join(self)
             self._reset()
             unseen(self._start)(loop, stages)
@@ -367,205 +280,18 @@ class HookboardCallback(Generic[W], Callback, ABC):
                 self._end_all()
             warn_switched_off(self._name, error)
 
-    def hear(self, event: str, loop: Loop, *given: Any) -> None:
-        """Take an event of the run. An error in a method ends its stage with a warning, not the run."""
-        running = loop.stage
-        if self._pending and running == "train" and event in ("end_batch", "end_epoch", "end_training"):
-            self.finish()
-        elif event in ("begin_evaluation", "end_evaluation"):  # of several ranks one alone may evaluate
-            self._catch_up()
-        method, when = _EVENTS[event]
-        of_all = event in _OF_ALL_STAGES
-        for stage in [*self._live] if of_all else [running]:
-            state = self._live.get(stage)
-            if state is None or (event == "leave_batch" and not state.is_open):
-                continue
-            if state.is_due or state.is_always_called or event not in _OF_CALLED_BATCHES:
-                self._do(state, when, getattr(self, method), loop, state, *given)
-        if event == "end_evaluation":
-            self._catch_up()
-        self.is_busy = bool(self._pending)
-        for state in self._live.values():
-            self.is_busy |= state.is_open
+    def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Take part in a batch of this stage, if it is measured."""
+        state = self._live.get(stage)
+        if state is not None:
+            state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
+            if state.is_due or (self.sees_every_step and stage == "train"):
+                loop.in_batch.append((self, state))
+                begin = self._open_due_batch if state.is_due else self._begin_batch
+                self.hear(state, begin, loop, state, batch, batch_idx)
 
-    def _open_training(self, loop: Loop, state: W) -> None:
-        """Call `_begin_training`, then go on from the entry of a loaded checkpoint."""
-        self._begin_training(loop, state)
-        loaded, self._loaded = self._loaded, None
-        try:
-            mine = next((entry for entry in loaded or () if entry["callback"] == self._name), None)
-            if mine is not None:
-                loaded[:] = [entry for entry in loaded if entry is not mine]  # the next of this class has the next one
-                self._resume(mine["state"])
-        except Exception as error:  # a damaged or foreign entry must not keep the fit from resuming
-            said = f"{type(error).__name__}: {error}"
-            alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
-
-    def _open_evaluation(self, loop: Loop, state: W) -> None:
-        state.forget()  # of an evaluation that did not end
-        self._follow(loop, state)
-        self._begin_evaluation(loop, state)
-
-    def _open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
-        state.is_open = state.is_due or state.is_always_called
-        if state.is_due and state.stage == "train":
-            self._follow(loop, state)
-        if state.is_open:
-            self._begin_batch(loop, state, batch, batch_idx)
-
-    def _close_batch(self, loop: Loop, state: W) -> None:
-        """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
-        if not self.changes_tensors:
-            self._remove_hooks_of_batch(state)
-        if state.is_due or state.is_always_called:
-            self._end_batch(loop, state, state.stage != "train" or not loop.is_accumulating)
-        state.is_due = False
-
-    def _abandon_batch(self, loop: Loop, state: W) -> None:
-        """Remove the hooks that are left of the previous batch.
-
-        What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
-        memory.
-        """
-        if state.is_due and state.stage == "train":
-            state.forget()
-        state.is_due = False
-        self._leave_batch(state)
-        self._remove_hooks_of_batch(state)
-
-    def _close_evaluation(self, loop: Loop, state: W) -> None:
-        self._abandon_batch(loop, state)
-        self._end_evaluation(loop, state)
-
-    @unseen
-    def end_run(self, loop: Loop, has_failed: bool = False) -> None:
-        """Remove all hooks and leave the loop; after an error without waiting for other ranks, which may go on."""
-        if self._loop is not loop:
-            return
-        self._loaded = None
-        try:
-            if has_failed and self._ranks is not None:
-                self._leave_ranks()
-            with suppress(Exception):  # the error that has ended the fit may occur here too
-                self._kept = self._saved() if self._live else self._kept
-        finally:  # whatever comes: Ctrl-C may
-            try:
-                self._end_all()
-            except Exception as error:  # ours
-                if self.may_stop_the_run:
-                    raise
-                warn_switched_off(self._name, error)
-            finally:
-                loop.leave(self)
-                self._loop = None
-
-    # How it does that.
-
-    def _remove_hooks_of_batch(self, state: W) -> None:
-        if state.is_open:
-            state.is_open = False
-            state.until_batch_end.close()
-
-    def _start(self, loop: Loop, running: Sequence[str]) -> None:
-        selection, reason, every_n_steps, stages = self._decide(loop)
-        if reason:
-            inform(f"{self._name} {self.verb} nothing: {reason}.")
-        elif self._takes_part(loop) and self._connect_ranks(loop):
-            self._reads_later = self._ranks is not None or loop.device.type != "cpu"
-            said: set[str] = set()
-            for stage in stages:
-                if stage in running:
-                    loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
-                    state = self.state_class(stage, every_n_steps, loggers, selection, layout, said)
-                    state.is_always_called = self.sees_every_step and stage == "train"
-                    self._do(state, "at the start of the run", self._open_stage, loop, state)
-                    if state.has_fault:
-                        break
-            if not every_n_steps and "train" in self._live and hasattr(self, "every_n_steps"):
-                inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
-            inform_of_many_tags(self)
-        warn_of_equal_tags(self, loop)
-
-    def _open_stage(self, loop: Loop, state: W) -> None:
-        self._prepare(loop, state)
-        self._live[state.stage] = state
-        self._attach(loop, state)
-
-    def _connect_ranks(self, loop: Loop) -> bool:
-        """Connect the ranks if they merge what they measure; warn and return False if they cannot be connected."""
-        if self._merges(loop):
-            self._ranks, why_not = connected(loop.device)
-            if why_not:
-                rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
-            return not why_not
-        return True
-
-    def _decide(self, loop: Loop) -> tuple[Selection, str | None, int, Sequence[Stage]]:
-        """Return the selected modules, why nothing can be measured, the cadence and the stages.
-
-        If all ranks measure, all but the modules are those of rank 0: often only that has a logger, and if each rank
-        followed its own, some would wait for others for ever.
-
-        Raises:
-            ValueError: the configuration does not fit the model, here or on another rank.
-        """
-        selection, reason, failure = Selection(), None, None
-        try:
-            selection = self._select(loop.model)
-            reason = self._why_not(loop)
-        except NothingToSelectError as nothing:
-            reason = str(nothing)
-        except ValueError as error:
-            failure = error
-        every_n_steps, stages = int(self._cadence(loop)), self._stages(loop)
-        if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
-            failed = None if failure is None else f"{self._name} could not start: {failure}"
-            everyones = gathered((reason, every_n_steps, stages, failed), loop.device)
-            others = [f"on rank {rank}, {each[3]}" for rank, each in enumerate(everyones) if each[3]]
-            if others and failure is None:
-                raise ValueError(others[0])
-            reason, every_n_steps, stages, _ = everyones[0]
-        if failure is not None:
-            raise ValueError(f"{self._name}: {failure}") from failure
-        return selection, reason, every_n_steps, stages
-
-    def _follow(self, loop: Loop, state: W) -> None:
-        """If the model's modules have changed since the last call, select again; if that differs, attach and warn."""
-        layout = modules_in(loop.model)
-        if is_same(layout, state.layout):
-            return
-        state.layout = layout
-        old = state.selection
-        try:
-            state.selection = self._select(loop.model)
-        except ValueError:  # no module matches the patterns any longer
-            state.selection = old.what_is_left(loop.model)
-        changed = changes(old, state.selection)
-        if changed:
-            state.until_end.close()
-            self._attach(loop, state)
-        self._say_changed(state, changed, loop.model)
-
-    def _say_changed(self, state: W, changed: dict[str, str], model: nn.Module) -> None:
-        """Warn about modules or parameters that were replaced; each name is reported once in a run."""
-        fresh = {name: kind for name, kind in changed.items() if name not in state.said}
-        state.said.update(fresh)
-        if fresh:
-            rank_zero_warn(
-                f"{self._name}: the model changed during the fit and is watched as it is now; "
-                f"{said_of_changes(fresh, names_in(model))}."
-            )
-
-    def _do(self, state: W, when: str, method: Callable[..., object], /, *given: Any) -> None:
-        """Call a method; an error ends the stage with a warning, or is raised if it may stop the run.
-
-        Args:
-            state: the stage that an error ends.
-            when: the point of the run, used in the warning, such as "at the end of a batch".
-            method: the method.
-            given: its arguments.
-        """
+    def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
+        """Call one of its methods. An error ends the stage with a warning, or is raised if it may stop the run."""
         try:
             if self.calls_the_model:
                 method(*given)
@@ -577,87 +303,206 @@ class HookboardCallback(Generic[W], Callback, ABC):
         except Exception as error:  # ours: the run goes on, unless it is meant to stop
             if self.may_stop_the_run:
                 raise
-            is_first, state.has_fault = not state.has_fault, True
-            self._drop(state)
-            if is_first:
-                warn_switched_off(f"{self._name} ({when})", error)
-
-    def _drop(self, state: W) -> None:
-        """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
-        ended = [state] if self._ranks is None else [state, *self._live.values()]
-        for each in ended:
-            each.has_fault = True
-        ended = [each for each in ended if self._live.pop(each.stage, None) is not None]
-        if self._ranks is None:
-            self.finish()
-        else:
-            self._leave_ranks()
-        for each in ended:
-            with suppress(Exception):  # the error that has ended the stage may occur here too
-                self._leave(each)
-            each.remove_hooks()
-
-    def _leave_ranks(self) -> None:
-        """Merge nothing any more, and tell the other ranks; what is pending cannot be merged then, and is dropped."""
-        ranks, self._ranks = self._ranks, None
-        self._pending.clear()
-        if ranks is not None:
-            ranks.leave()
-
-    def _all_ranks_at(self, point: str) -> AbstractContextManager[None]:
-        """Return `Ranks.at`, in which ranks merge, or a context that does nothing."""
-        return nullcontext() if self._ranks is None else self._ranks.at(point)
-
-    def _do_later(self, state: W, read: Callable[[], None], step: int, when: str) -> None:
-        """Read what a due step has measured: at once if that waits for nothing, else at the end of the next batch.
-
-        An error is handled as in `_do`.
-
-        Args:
-            state: the stage that an error ends.
-            read: reads it; it asks neither the Trainer nor the model, because both may have changed.
-            step: the optimizer step of what it logs.
-            when: the point of the run, used in the warning.
-        """
-        self._pending.append(_Pending(state, when, step, read))
-        self.is_busy = True
-        if not self._reads_later:
-            self.finish()
-
-    def finish(self) -> None:
-        """Read what is pending, and wait for it; in the same order on every rank."""
-        while self._pending:
-            state, when, _, read = self._pending.pop(0)
-            self._do(state, when, read)
-
-    @property
-    def first_pending_step(self) -> float:
-        """The earliest step that is still to be read; infinite if there is none."""
-        return self._pending[0].step if self._pending else math.inf
+            if not state.has_fault:
+                self._drop(state)
+                warn_switched_off(f"{self._name} in {state.stage}", error)
 
     @property
     def states(self) -> list[W]:
         """The state of each stage that is measured in the present run."""
         return list(self._live.values())
 
+    def finish(self) -> None:
+        """Read what is pending, and wait for it; in the same order on every rank."""
+        while self._pending:
+            self.hear(*self._pending.pop(0))
+
+    @unseen
+    def end_run(self, loop: Loop, has_failed: bool = False) -> None:
+        """Remove all hooks and leave the loop; after an error without waiting for other ranks, which may go on.
+
+        After an interrupt in the middle of it, it is called again.
+        """
+        if self._loop is not loop:
+            return
+        if has_failed:
+            self._leave_ranks()
+        try:
+            with suppress(Exception):  # the error that has ended the fit may occur here too
+                self._kept = self._saved() if self._live else self._kept
+            self._end_all()
+        except Exception as error:  # ours
+            warn_switched_off(self._name, error)
+        loop.leave(self)
+        self._loop = self._loaded = None
+
+    # How it does that.
+
+    def open_training(self, loop: Loop, state: W) -> None:
+        """Call `_begin_training`, then go on from the entry of a loaded checkpoint."""
+        self._begin_training(loop, state)
+        loaded, self._loaded = self._loaded, None
+        try:
+            mine = next((entry for entry in loaded or () if entry["callback"] == self._name), None)
+            if mine is not None:
+                loaded.remove(mine)  # the next of this class has the next one
+                self._resume(mine["state"])
+        except Exception as error:  # a damaged or foreign entry must not keep the fit from resuming
+            said = f"{type(error).__name__}: {error}"
+            alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
+
+    def open_evaluation(self, loop: Loop, state: W) -> None:
+        """Call `_begin_evaluation`; select anew if the model has changed."""
+        state.forget()  # of an evaluation that did not end
+        self._follow(loop, state)
+        self._begin_evaluation(loop, state)
+
+    def _open_due_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
+        if state.stage == "train":
+            self._follow(loop, state)
+        self._begin_batch(loop, state, batch, batch_idx)
+
+    def close_batch(self, loop: Loop, state: W) -> None:
+        """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
+        if not self.changes_tensors:
+            state.until_batch_end.close()
+        self._end_batch(loop, state, state.stage != "train" or not loop.is_accumulating)
+        state.is_due = False
+
+    def abandon_batch(self, loop: Loop, state: W) -> None:
+        """Remove the hooks that are left of the previous batch.
+
+        What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
+        memory.
+        """
+        state.is_due = False
+        if state.stage == "train":
+            state.forget()
+        state.until_batch_end.close()
+
+    def close_evaluation(self, loop: Loop, state: W) -> None:
+        """Call `_end_evaluation`, and read what it has measured."""
+        self._end_evaluation(loop, state)
+        self._catch_up()
+
+    def _start(self, loop: Loop, running: Sequence[str]) -> None:
+        """Select the modules, and begin each stage.
+
+        If all ranks measure, all but the modules is as rank 0 decides: often only that has a logger, and if each rank
+        followed its own, some would wait for others for ever.
+        """
+        selection, reason = Selection(), None
+        try:
+            selection = self._select(loop.model)
+            reason = self._why_not(loop)
+        except NothingToSelectError as nothing:
+            reason = str(nothing)
+        except ValueError as error:
+            raise ValueError(f"{self._name}: {error}") from error
+        decided = reason, int(self._cadence(loop)), self._stages(loop)
+        if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
+            decided = gathered(decided, loop.device)[0]
+        reason, every_n_steps, stages = decided
+        if reason:
+            inform(f"{self._name} {self.verb} nothing: {reason}.")
+            return
+        if not self._takes_part(loop):
+            return
+        if self._merges(loop):
+            self._ranks, why_not = connected(loop.device)
+            if why_not:
+                rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
+                return
+        self._reads_later = self._ranks is not None or loop.device.type != "cpu"
+        for stage in stages:
+            if stage in running:
+                loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
+                state = self.state_class(
+                    stage=stage, every_n_steps=every_n_steps, loggers=loggers, selection=selection, layout=layout
+                )
+                self.hear(state, self._open_stage, loop, state)
+                if state.has_fault:
+                    break
+        if not every_n_steps and "train" in self._live and hasattr(self, "every_n_steps"):
+            inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
+
+    def _open_stage(self, loop: Loop, state: W) -> None:
+        self._prepare(loop, state)
+        self._live[state.stage] = state
+        self._attach(loop, state)
+        if not loop.is_fitting:  # which has begun
+            self.open_evaluation(loop, state)
+
+    def _follow(self, loop: Loop, state: W) -> None:
+        """If modules of the model were replaced since the last call, select again; if that differs, attach and warn."""
+        layout = modules_in(loop.model)
+        if layout == state.layout:
+            return
+        state.layout, selection = layout, None
+        with suppress(ValueError):  # of a pattern that matches nothing any longer; the rest is watched on
+            selection = self._select(loop.model)
+        if selection != state.selection:
+            self._say_changed()
+            if selection is not None:
+                state.selection = selection
+                state.until_end.close()
+                self._attach(loop, state)
+
+    def _say_changed(self) -> None:
+        if not self._has_said_changed:
+            self._has_said_changed = True
+            rank_zero_warn(f"{self._name}: the model changed during the fit and is watched as it is now (shown once).")
+
+    def _drop(self, state: W) -> None:
+        """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
+        ended = [state] if self._ranks is None else [state, *self.states]
+        for each in ended:
+            each.has_fault = True
+        if self._ranks is None:
+            self.finish()
+        self._leave_ranks()
+        self._end(ended)
+
+    def _end(self, states: Sequence[W]) -> None:
+        for state in states:
+            # The error that has ended the stage may occur here too. Both stacks run all their callbacks nevertheless.
+            with suppress(Exception), state.until_end, state.until_batch_end:
+                self._leave(state)
+            self._live.pop(state.stage, None)
+
+    def _end_all(self) -> None:
+        """Read what is pending, disconnect the ranks, and end all stages."""
+        self.finish()
+        self._leave_ranks()
+        self._end(self.states)
+
+    def _leave_ranks(self) -> None:
+        """Merge nothing any more, and tell the other ranks; what is pending cannot be merged then, and is dropped."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            self._pending.clear()
+            ranks.leave()
+
+    def _all_ranks_at(self, point: str) -> AbstractContextManager[None]:
+        """Return `Ranks.at`, in which ranks merge, or a context that does nothing."""
+        return nullcontext() if self._ranks is None else self._ranks.at(point)
+
+    def _do_later(self, state: W, read: Callable[[], None]) -> None:
+        """Read what a due step has measured: at once if that waits for nothing, else at the end of the next batch.
+
+        Args:
+            state: the stage that an error ends.
+            read: reads it; it asks neither the Trainer nor the model, because both may have changed.
+        """
+        if self._reads_later:
+            self._pending.append((state, read))
+        else:
+            read()
+
     def _catch_up(self) -> None:
         """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
         if self._ranks is None:
             self.finish()
-
-    def _end_all(self) -> None:
-        """Read what is pending, disconnect the ranks, and end all stages, whatever fails."""
-        try:
-            self.finish()
-        finally:
-            if self._ranks is not None:
-                self._leave_ranks()
-            for stage, state in list(self._live.items()):
-                try:
-                    self._leave(state)
-                finally:
-                    state.remove_hooks()
-                    self._live.pop(stage, None)
 
     @property
     def _name(self) -> str:
@@ -670,47 +515,3 @@ def why_no_step(loop: Loop, every_n_steps: int) -> str:
     if loop.trainer is None and not loop.logged_step:
         return "no batch was trained inside `run.step`"
     return f"the fit took {loop.logged_step} steps, but every_n_steps is {every_n_steps}"
-
-
-MAX_SILENT_TAGS = 2000
-"""Maximum number of tags of one callback that are written without a line about it (a choice)."""
-
-
-def warn_of_equal_tags(last: object, loop: Loop) -> None:
-    """Warn once about tags that several callbacks write. Every callback calls this at the start of a run.
-
-    There may be more such tags: it is not known before a module runs how many tensors it returns.
-
-    Args:
-        last: the callback that calls this; there is a warning only if it is the last of hookboard's callbacks.
-        loop: the run with all callbacks.
-    """
-    # A callback that is given twice takes part once.
-    callbacks = list({id(c): c for c in loop.callbacks if isinstance(c, HookboardCallback)}.values())
-    if len(callbacks) < 2 or callbacks[-1] is not last or not loop.loggers:
-        return
-    writers: dict[str, list[int]] = {}
-    for number, callback in enumerate(callbacks):
-        for tag in dict.fromkeys(callback.written_tags()):
-            writers.setdefault(tag, []).append(number)
-    shared = {tag: numbers for tag, numbers in writers.items() if len(numbers) > 1}
-    if not shared:
-        return
-    numbers = sorted({number for several in shared.values() for number in several})
-    names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
-    rank_zero_warn(
-        f"{names} (out of {len(callbacks)} hookboard callbacks) write {len(shared)} or more of the same tags (such as "
-        f"{next(iter(shared))!r}), so each of these tags gets several values per step. Configure the "
-        "callbacks so that each tag is written by only one of them."
-    )
-
-
-def inform_of_many_tags(callback: HookboardCallback[Any]) -> None:
-    """Log a line if a callback is going to write more than MAX_SILENT_TAGS tags; it says how to write fewer."""
-    count = sum(1 for _ in callback.written_tags())
-    if count > MAX_SILENT_TAGS:
-        inform(
-            f"{type(callback).__name__} will write {count:,} tags, too many to look at one by one. To narrow them "
-            "down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. HealthMonitor() "
-            "shows all layers in 22 tags."
-        )

@@ -33,15 +33,9 @@ def for_transformers(
         ModuleNotFoundError: transformers is not installed.
         ValueError: an argument is of the wrong kind.
     """
-    given = callbacks_in(callbacks), None if loggers is None else loggers_in(loggers)
-    try:
-        from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        message = "for_transformers needs transformers, which is not installed: pip install transformers"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    return TransformersCallback(*given)
+    from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
+
+    return TransformersCallback(callbacks_in(callbacks), None if loggers is None else loggers_in(loggers))
 
 
 def give_to_lightning(trainer: Any, kind: type, make: Callable[[], HookboardCallback[Any]]) -> bool:

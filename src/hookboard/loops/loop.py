@@ -1,24 +1,18 @@
 """`Loop`: the interface through which callbacks read and control a run."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hookboard.writers.loggers import write_rows
-
-_FIRST_PENDING = attrgetter("first_pending_step")
-
-_OF_BUSY_MEMBERS = {"before_backward", "after_backward", "before_optimizer_step", "end_batch", "leave_batch"}
-"""The events that only members need which measure the batch, or have still to read what they measured."""
 
 
 class Loop:
@@ -29,8 +23,6 @@ class Loop:
     without a value here; the values here are those of a loop that only trains, in one process.
     """
 
-    members: list[Any]
-    """The callbacks of hookboard that take part."""
     model: nn.Module
     """The model. Tags contain the names of its modules."""
     device: torch.device
@@ -39,8 +31,6 @@ class Loop:
     """All optimizers of the run."""
     loggers: Sequence[Logger]
     """The loggers to write to; empty if there is none."""
-    callbacks: Sequence[Callback]
-    """All callbacks of the run, also those not of hookboard, in the order in which they are called."""
     scaler: GradScaler | None = None
     """The GradScaler that scales the loss; None if the loss is not scaled."""
     largest_norm: float = math.inf
@@ -63,27 +53,32 @@ class Loop:
 
     steps_left: float = math.inf
     """The number of optimizer steps still to come; infinite if it is not known."""
-    log_every_n_steps: int
+    log_every_n_steps: int = 1
     """The number of optimizer steps from one logged step to the next, for callbacks without a number of their own; 0
     for no logging."""
     has_validation: bool = False
     """True if the training run has validations."""
     evaluation_loss: Tensor | None = None
     """The loss of the latest validation, shape (); None if it is not known."""
-    why_not: str | None = None
-    """Why callbacks cannot measure anything in this run, as a clause; None if they can."""
 
     is_rank_zero: bool = True
     """True in the process that writes to the loggers."""
     world_size: int = 1
     """The number of processes."""
-    rank: int = 0
-    """The number of this process."""
     weights_kept_by: str | None = None
     """The name of the strategy that keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this
     rank can read all of them."""
     is_model_parallel: bool = False
     """True if all ranks must call a module together, because its weights are sharded."""
+
+    def __init__(self) -> None:
+        self.members: list[Any] = []
+        """The callbacks of hookboard that take part in the run."""
+        self.in_batch: list[tuple[Any, Any]] = []
+        """The members that take part in the running batch, each with the state of its stage; after its end those that
+        change tensors. The other events of a batch go to these alone."""
+        self._has_measured = False
+        """Whether a due step or an evaluation has ended since `finish` was called."""
 
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
@@ -110,46 +105,77 @@ class Loop:
         """Tell this `HookboardCallback` no more; no effect if it has not joined."""
         self.members[:] = [member for member in self.members if member is not callback]
 
-    def tell(self, event: str, *given: Any) -> None:
-        """Tell all members an event, see `HookboardCallback`; in the middle of a batch those that take part in it."""
-        for member in self.members:
-            if member.is_busy or event not in _OF_BUSY_MEMBERS:
-                member.hear(event, self, *given)
+    # The events of a run, in their order.
+
+    def tell(self, event: str, *given: Any, to: Iterable[tuple[Any, Any]] | None = None) -> None:
+        """Call a method of members, for a state of each: by default of those that take part in the running batch."""
+        for member, state in [*(self.in_batch if to is None else to)]:
+            if not state.has_fault:
+                member.hear(state, getattr(member, event), self, state, *given)
+
+    def _states(self, stage: str = "") -> list[tuple[Any, Any]]:
+        return [(member, state) for member in self.members for state in member.states if stage in ("", state.stage)]
+
+    def begin_training(self) -> None:
+        """Tell all members that the first batch of a fit comes next."""
+        self.tell("open_training", to=self._states())
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Tell all members to leave the batch before, and then that another begins.
+        """Leave the batch before, and ask each member whether it takes part in this one."""
+        if self.in_batch:
+            self.leave_batch()
+        stage = self.stage
+        for member in self.members:
+            member.begin_batch(self, stage, batch, batch_idx, dataloader_idx)
 
-        Before a training batch, rows of steps that are over are written: those with their validation, of which no
-        member has still something to read.
-        """
-        self.tell("leave_batch")
-        if self.stage == "train":
-            write_rows(self.loggers, min([self.logged_step, *map(_FIRST_PENDING, self.members)]))
-        self.tell("begin_batch", batch, batch_idx, dataloader_idx)
+    def end_batch(self) -> None:
+        """Have members read what earlier steps have measured, and tell those in the batch that it has ended."""
+        if self._has_measured and self.stage == "train":
+            self.finish()
+        stay = []
+        for member, state in self.in_batch:
+            self._has_measured |= state.is_due
+            if not state.has_fault:
+                member.hear(state, member.close_batch, self, state)
+            if member.changes_tensors:
+                stay.append((member, state))
+        self.in_batch = stay
+
+    def leave_batch(self) -> None:
+        """Have members leave the batch that is still open, if there is one: after an error it has no end."""
+        self.tell("abandon_batch")
+        self.in_batch = []
+
+    def finish(self) -> None:
+        """Have members read what they have measured, and write the rows of the steps before this one."""
+        self._has_measured = False
+        for member in self.members:
+            member.finish()
+        write_rows(self.loggers, self.logged_step)
+
+    def end_epoch(self) -> None:
+        """Leave the last batch: one that an early end of the epoch left open gets no end."""
+        self.finish()
+        self.leave_batch()
+
+    def begin_evaluation(self) -> None:
+        """Tell all members that the first batch of an evaluation comes next."""
+        self.leave_batch()
+        self.tell("open_evaluation", to=self._states(self.stage))
+
+    def end_evaluation(self) -> None:
+        """Tell all members that an evaluation has ended."""
+        self.leave_batch()
+        self._has_measured = True
+        self.tell("close_evaluation", to=self._states(self.stage))
 
     def end_training(self) -> None:
-        """Tell all members that the training has ended, and write the last rows."""
-        try:
-            self.tell("end_training")
-        finally:
-            write_rows(self.loggers)
+        """Tell all members that the training has ended."""
+        self.finish()
+        self.tell("_end_training", to=self._states())
 
     def end_run(self, has_failed: bool = False) -> None:
         """Have all members leave, and write what they have logged."""
-        try:
-            for member in list(self.members):
-                member.end_run(self, has_failed)
-        finally:
-            write_rows(self.loggers)
-
-    @contextmanager
-    def unobserved(self) -> Iterator[None]:
-        """Switch the members' hooks on modules and gradients off inside the context."""
-        states = [state for member in self.members for state in member.states if state.is_due]
-        for state in states:
-            state.observe(False)
-        try:
-            yield
-        finally:
-            for state in states:
-                state.observe(True)
+        for member in list(self.members):
+            member.end_run(self, has_failed)
+        write_rows(self.loggers)

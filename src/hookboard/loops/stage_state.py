@@ -1,13 +1,11 @@
 """`StageState`, the state of a callback in one stage; `Selection`, its modules."""
 
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from torch import nn
 
-from hookboard.base.messages import rank_zero_warn
 from hookboard.model.parameters import weights_of
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
@@ -27,17 +25,8 @@ class Selection:
     modules: dict[str, nn.Module] = field(default_factory=dict)
     owners: dict[str, nn.Module] = field(default_factory=dict)
 
-    def what_is_left(self, model: nn.Module) -> "Selection":
-        """Return the selection of those modules that the model still has: the same object under the same name."""
-        there = {"": model, **dict(named_submodules(model))}
-        modules, owners = (
-            {name: module for name, module in given.items() if there.get(name) is module}
-            for given in (self.modules, self.owners)
-        )
-        return Selection(modules, owners)
 
-
-@dataclass
+@dataclass(kw_only=True)
 class StageState:
     """The state of a callback in one stage of a run.
 
@@ -47,10 +36,7 @@ class StageState:
         loggers: the loggers to write to.
         selection: the modules that are measured.
         layout: all modules of the model, by name, at the time of the selection.
-        said: names of modules whose replacement has been reported; all stages of a callback share this set.
         is_due: True while a batch runs that is measured.
-        is_always_called: True if the callback's methods are called at each batch, due or not.
-        is_open: True while such a batch runs, or its hooks are still there.
         has_fault: True if an error has ended the stage.
         until_end: closed when the stage ends; removes the hooks of the stage.
         until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
@@ -61,24 +47,10 @@ class StageState:
     loggers: Loggers
     selection: Selection
     layout: dict[str, nn.Module]
-    said: set[str]
     is_due: bool = False
-    is_always_called: bool = False
-    is_open: bool = False
     has_fault: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
-
-    def remove_hooks(self) -> None:
-        """Close both ExitStacks, which removes all hooks of the stage; an error gives a warning."""
-        try:
-            with self.until_end, self.until_batch_end:
-                self.is_due = False
-        except Exception as error:  # both stacks have run all their callbacks nevertheless
-            rank_zero_warn(f"not all hooks of a callback could be removed ({type(error).__name__}: {error})")
-
-    def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while we compute something ourselves. Here it does nothing."""
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
@@ -96,40 +68,10 @@ def is_due(step: int, every_n_steps: int) -> bool:
     return every_n_steps > 0 and (step + 1) % every_n_steps == 0
 
 
-def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Return True if both have the same names and, in the same order, the same modules, compared by `is`."""
-    return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
-
-
-def changes(old: Selection, new: Selection) -> dict[str, str]:
-    """Return the names of modules that differ between two selections, mapped to `new`, `replaced` or `gone`."""
-    found: dict[str, str] = {}
-    for before, now in ((old.modules, new.modules), (old.owners, new.owners)):
-        for name in {**before, **now}:
-            if before.get(name) is not now.get(name):
-                found[name] = "new" if name not in before else "replaced" if name in now else "gone"
-    return found
-
-
 def names_in(model: nn.Module) -> list[str]:
     """Return the names of all modules and parameters of the model."""
     modules = {"": model, **dict(named_submodules(model))}
     return [*modules, *weights_of(modules)]
-
-
-def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
-    """Describe changes of modules or parameters in one line, names folded into patterns.
-
-    Args:
-        found: name of a module or parameter to `new`, `replaced` or `gone`.
-        among: all names of the model, see `names_in`.
-
-    >>> said_of_changes({"net.2": "replaced", "net.3": "new"}, ["net.1", "net.2", "net.3"])
-    'replaced: net.2; new: net.3'
-    """
-    among = list(among)
-    kinds = dict.fromkeys(found.values())
-    return "; ".join(f"{kind}: {folded((name for name in found if found[name] == kind), among)}" for kind in kinds)
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:

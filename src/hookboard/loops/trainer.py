@@ -1,7 +1,7 @@
-"""`TrainerLoop`: the `Loop` of a Lightning Trainer; and the callback through which the Trainer tells it the events.
+"""`TrainerLoop`: the `Loop` of a Lightning Trainer, which is a callback of it too, and so hears of the events.
 
-`Conductor` stands before all other callbacks of the Trainer: measuring has ended before others see the end of a batch,
-and a callback that raises at the end of a run cannot keep ours from ending it.
+It stands before all other callbacks of the Trainer: measuring has ended before others see the end of a batch, and a
+callback that raises at the end of a run cannot keep ours from ending it.
 
 No other file uses private names of Lightning.
 """
@@ -42,25 +42,51 @@ def is_name_of_evaluation_loss(name: str) -> bool:
     return "loss" in words and not {"val", "valid", "validation", "dev", "eval"}.isdisjoint(words)
 
 
-class TrainerLoop(Loop):
+SET_BY_LIGHTNING = ("log", "log_dict")
+"""The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
+
+
+def _calls(method: str, passes: int = 0) -> Any:
+    """Make a hook of Lightning that calls a method of the `Loop`, with so many of its arguments."""
+
+    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any, **named: Any) -> None:
+        getattr(self, method)(*given[:passes])
+
+    return hook
+
+
+def _tells(event: str, passes: int = 0) -> Any:
+    """Make a hook of Lightning that tells an event to those in the batch, with so many of its arguments."""
+
+    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any) -> None:
+        if self.in_batch:
+            self.tell(event, *given[:passes])
+
+    return hook
+
+
+class TrainerLoop(Loop, Callback):
     """The `Loop` of a Trainer; reads every attribute from it at each access."""
 
     trainer: Trainer
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.members = trainer, []
+        super().__init__()
+        self.trainer = trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, as of a Trainer that is copied within a batch: its members are in none."""
+        return vars(self) | {"in_batch": []}
 
     @staticmethod
     def of(trainer: Trainer) -> "TrainerLoop":
-        """Return the loop of a Trainer: that of its `Conductor`, if our callbacks take part in its run."""
-        conductor = next((one for one in trainer.callbacks if isinstance(one, Conductor)), None)  # type: ignore[attr-defined]  # set outside its __init__
-        return TrainerLoop(trainer) if conductor is None else conductor.loop
+        """Return the loop of a Trainer: the one among its callbacks, if ours take part in its run."""
+        return next((one for one in trainer.callbacks if isinstance(one, TrainerLoop)), TrainerLoop(trainer))  # type: ignore[attr-defined]  # set outside its __init__
 
     model = _asked("trainer.lightning_module")
     device = _asked("trainer.lightning_module.device")
     optimizers = _asked("trainer.optimizers")
     loggers = _asked(lambda loop: [] if loop.trainer.fast_dev_run else loop.trainer.loggers)  # that swallow all
-    callbacks = _asked("trainer.callbacks")
 
     # `global_step` counts every optimizer's step, and has already moved on when a batch ends.
     logged_step = _asked("trainer.fit_loop.epoch_loop._batches_that_stepped")
@@ -70,20 +96,14 @@ class TrainerLoop(Loop):
     has_validation = _asked("trainer.enable_validation")
     is_rank_zero = _asked("trainer.is_global_zero")
     world_size = _asked("trainer.world_size")
-    rank = _asked("trainer.global_rank")
     scaler = _asked(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
     largest_norm = _asked(lambda loop: _largest_norm(loop.trainer))
     is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
     is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
     is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
     is_model_parallel = _asked(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
-    why_not = _asked(lambda loop: "fast_dev_run turns off all loggers" if loop.trainer.fast_dev_run else None)
 
-    @_asked
-    def stage(self) -> str:
-        stage = self.trainer.state.stage
-        assert stage is not None, "no loop runs"
-        return stage.value
+    stage = _asked("trainer.state.stage.value")
 
     @_asked
     def evaluation_loss(self) -> Tensor | None:
@@ -111,66 +131,36 @@ class TrainerLoop(Loop):
 
     def join(self, callback: Callback) -> None:
         super().join(callback)
-        if not any(isinstance(each, Conductor) for each in self.callbacks):
+        if not any(each is self for each in self.trainer.callbacks):  # type: ignore[attr-defined]  # as above
             # A new list: Lightning walks through the old one.
-            self.trainer.callbacks = [Conductor(self), *self.callbacks]  # type: ignore[attr-defined]  # as above
+            self.trainer.callbacks = [self, *self.trainer.callbacks]  # type: ignore[attr-defined]  # as above
 
     def leave(self, callback: Callback) -> None:
         super().leave(callback)
-        for name in _SET_BY_LIGHTNING:  # through them it would keep the model in memory
+        for name in SET_BY_LIGHTNING:  # through them it would keep the model in memory
             vars(callback).pop(name, None)
         if not self.members:
-            rest = [each for each in self.callbacks if not isinstance(each, Conductor)]
+            rest = [each for each in self.trainer.callbacks if each is not self]  # type: ignore[attr-defined]  # as above
             self.trainer.callbacks = rest  # type: ignore[attr-defined]  # as above
 
-
-def _tells(event: str, passes: int = 0) -> Any:
-    """Make a hook of Lightning that tells the members this event, with so many of its arguments."""
-
-    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        self.loop.tell(event, *args[:passes])
-
-    return hook
-
-
-class Conductor(Callback):
-    """The first callback of a Trainer, which tells the members of its loop the events of the run."""
-
-    def __init__(self, loop: TrainerLoop) -> None:
-        self.loop = loop
-
-    on_train_start = _tells("begin_training")
-    on_before_backward = _tells("before_backward", passes=1)
-    on_after_backward = _tells("after_backward")
-    on_before_optimizer_step = _tells("before_optimizer_step", passes=1)
-    on_train_batch_end = on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _tells("end_batch")
-    on_train_epoch_end = _tells("end_epoch")  # a batch that an early end left open gets no end
-    on_validation_end = on_test_end = on_predict_end = _tells("end_evaluation")
-    on_validation_start = _tells("begin_evaluation")  # outside of a fit, the members begin it themselves
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Begin a batch."""
-        self.loop.begin_batch(batch, batch_idx, dataloader_idx)
-
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the training."""
-        self.loop.end_training()
+    on_train_start = _calls("begin_training")
+    on_validation_start = _calls("begin_evaluation")  # outside of a fit it has begun before this is a callback
+    on_train_batch_start = on_validation_batch_start = _calls("begin_batch", passes=3)
+    on_test_batch_start = on_predict_batch_start = on_train_batch_start
+    on_before_backward = _tells("_before_backward", passes=1)
+    on_after_backward = _tells("_after_backward")
+    on_before_optimizer_step = _tells("_before_optimizer_step", passes=1)
+    on_train_batch_end = on_validation_batch_end = _calls("end_batch")
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+    on_validation_end = on_test_end = on_predict_end = _calls("end_evaluation")
+    on_train_epoch_end = _calls("end_epoch")
+    on_train_end = _calls("end_training")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the run: Lightning does not call `teardown` after a failure."""
-        self.loop.end_run(has_failed=True)
+        self.end_run(has_failed=True)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the run."""
-        self.loop.end_run()
-
-
-_SET_BY_LIGHTNING = ("log", "log_dict")
-"""The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
+    teardown = _calls("end_run")
 
 
 def _largest_norm(trainer: Trainer) -> float:
@@ -183,8 +173,3 @@ def scaler_of_fabric(optimizers: Iterable[Any]) -> GradScaler | None:
     """Return the GradScaler with which Fabric steps these optimizers; None if there is none."""
     strategies = (optimizer._strategy for optimizer in optimizers if is_wrapped(optimizer))
     return next((getattr(strategy.precision, "scaler", None) for strategy in strategies), None)
-
-
-def without_trainer(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a callback's attributes without those that Lightning sets on it."""
-    return {name: value for name, value in state.items() if name not in _SET_BY_LIGHTNING}

@@ -130,7 +130,7 @@ class LiveStep:
         # Weakly: a tensor keeps its graph.
         self._last = weakref.ref(loss)
         try:
-            with reader.step.aside(), self._loop.unobserved():
+            with reader.step.aside():
                 as_own_call(computing_plainly(self._judge), reader, loss)
         except Exception as error:  # ends the record
             reader.step.give_up(error)
