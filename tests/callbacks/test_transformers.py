@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from toys import ALWAYS, batches, mlp
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor, for_transformers
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, for_transformers
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -311,3 +311,23 @@ def test_it_can_be_copied_and_pickled_during_a_training(tmp_path):
 def test_what_is_no_callback_or_logger_is_refused(argument, given):
     with pytest.raises(ValueError, match=argument):
         for_transformers(**{"callbacks": [], argument: given})
+
+
+def test_training_goes_on_where_the_folder_cannot_be_made(tmp_path):
+    (tmp_path / "hookboard").write_text("a file")
+    monitor = HealthMonitor(every_n_steps=1)
+    run = trainer(tmp_path, Model(mlp()), batches(4, 4), for_transformers(monitor))
+    with pytest.warns(HookboardWarning, match="writing to TensorBoard is switched off.*FileExistsError"):
+        run.train()
+    assert run.state.global_step == 2
+    assert monitor._run.seen
+
+
+@pytest.mark.parametrize(("point", "first"), [("on_step_begin", 0), ("on_substep_end", 1), ("on_step_end", 1)])
+def test_a_callback_added_in_mid_training_watches_from_the_next_step_on(tmp_path, point, first):
+    data, logger = batches(*[4] * 6), ActivationLogger("net.0", every_n_steps=1)
+    watching = for_transformers(logger)
+    run = trainer(tmp_path, Model(mlp()), data, gradient_accumulation_steps=2)
+    run.add_callback(At(point, lambda control: run.add_callback(watching)))
+    run.train()
+    assert {step for step, _ in logged(tmp_path / "hookboard")} == {*range(first, 3)}

@@ -300,12 +300,16 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         except NothingToShowError as nothing:
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {nothing}.")
-        except Exception as error:  # ours: the run goes on, unless it is meant to stop
-            if self.may_stop_the_run:
-                raise
-            if not state.has_fault:
-                self._drop(state)
-                warn_switched_off(f"{self._name} in {state.stage}", error)
+        except Exception as error:  # ours
+            self._fail(state, error)
+
+    def _fail(self, state: W, error: Exception) -> None:
+        """End a stage with a warning, or raise the error if it may stop the run."""
+        if self.may_stop_the_run:
+            raise error
+        if not state.has_fault:
+            self._drop(state)
+            warn_switched_off(f"{self._name} in {state.stage}", error)
 
     @property
     def states(self) -> list[W]:

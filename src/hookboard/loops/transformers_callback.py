@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from hookboard.base.messages import warn_switched_off
 from hookboard.loops.bare import BareLoop, loggers_in
 from hookboard.loops.callback import HookboardCallback
 
@@ -35,8 +36,11 @@ class TransformersCallback(TrainerCallback):
         self.close()
         loggers = self._loggers
         if loggers is None and state.is_world_process_zero:
-            writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
-            loggers = loggers_in(self._until_end.enter_context(writer))
+            try:
+                writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
+                loggers = loggers_in(self._until_end.enter_context(writer))
+            except OSError as error:  # a file of this name, or a disk that is full or only read
+                warn_switched_off("writing to TensorBoard", error)
         model, optimizer = others["model"], others["optimizer"]
         self._loop = loop = BareLoop(model, [optimizer], loggers or ())
         loop.scaler = getattr(optimizer, "scaler", None)
@@ -46,17 +50,22 @@ class TransformersCallback(TrainerCallback):
         self._until_end.enter_context(loop.running(self._callbacks))
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Begin the first batch of an optimizer step."""
+        """Begin the first batch of an optimizer step; and the run, if the callback was added in mid-training."""
+        if self._loop is None:
+            self.on_train_begin(args, state, control, **others)
         self._loop.stage = "train"  # an evaluation may have been called off
         self._loop.begin_step(None, accumulates=True)  # which batch is the last is known when it has ended
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End a batch, and begin the next one of the same optimizer step."""
-        self._loop.end_step()
-        self._loop.begin_step(None, accumulates=True)
+        if self._loop is not None:
+            self._loop.end_step()
+            self._loop.begin_step(None, accumulates=True)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the last batch of an optimizer step, and the training if asked to; begin an evaluation if it follows."""
+        if self._loop is None:
+            return
         self._loop.is_accumulating = False
         self._loop.end_step()
         control.should_training_stop |= self._loop.should_stop
@@ -64,7 +73,7 @@ class TransformersCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begin an evaluation and its first batch if one comes next: Hugging Face's Trainer tells only its end."""
-        if control.should_evaluate:
+        if self._loop is not None and control.should_evaluate:
             self._loop.begin_evaluation()
             self._loop.begin_step(None, accumulates=False)
 
@@ -82,7 +91,8 @@ class TransformersCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the training and the run of the callbacks, which detaches the hooks and logs the last results."""
-        self._loop.stage = "train"
+        if self._loop is not None:
+            self._loop.stage = "train"
         self._until_end.close()
         self._loop = None
 
