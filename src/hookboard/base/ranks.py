@@ -63,7 +63,7 @@ class Ranks:
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
         group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
         assert isinstance(group, dist.ProcessGroup)
-        set_timeout(group, ANSWER_TIMEOUT)
+        set_timeout(ANSWER_TIMEOUT, group)
         self._group: dist.ProcessGroup | None = group
 
     @contextmanager
