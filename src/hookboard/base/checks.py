@@ -3,8 +3,8 @@
 The errors name the argument, quote its value, and say what is valid.
 """
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -165,10 +165,9 @@ def object_at(path: str, kind: type[T], what: str) -> T:
     >>> object_at("math.pi", float, "number")
     3.141592653589793
     """
-    module, _, attribute = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{what} {path!r} cannot be imported: {error}") from error
     if not isinstance(found, kind):
         raise ValueError(f"{what} {path!r} is a {type(found).__name__}, not a hookboard.{kind.__name__}.")

@@ -2,12 +2,12 @@
 
 import difflib
 import logging
-import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 from hookboard.base.prompts import file_name
@@ -66,7 +66,7 @@ def silent(text: str = "") -> Iterator[None]:
 
 def rank_zero_warn(text: str) -> None:
     """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
-    if _is_rank_zero():
+    if is_rank_zero():
         warn(text)
 
 
@@ -81,17 +81,16 @@ def alert(text: str) -> None:
 
 
 def _log(level: int, text: str) -> None:
-    if _is_rank_zero():
+    if is_rank_zero():
         logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
 
 
-def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
-    """Set the function that tells whether this is the first process of a run; until then, every process is."""
-    global _is_rank_zero
-    _is_rank_zero = is_rank_zero
+def is_rank_zero() -> bool:
+    """Return True in the first process of a run, as Lightning knows it."""
+    # The command and the tab read this file, and do not import Lightning.
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-
-_is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank` exchanges it
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
@@ -110,13 +109,11 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     ['encoder.layer1', 'encoder.layer2']
     """
     given = given.replace("*", "")
-    given = "nonfinite" if given in ("nan", "NaN", "inf") else given
     tails = {name: name.rpartition(".")[2] for name in valid}
-    whole = difflib.get_close_matches(given, tails)
     near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
     by_tail = [name for name in tails if tails[name] in near]
     by_part = [name for name in tails if len(given) >= MIN_PART_CHARS and given in name]
-    return list(dict.fromkeys([*whole, *by_tail, *by_part]))[:3]
+    return list(dict.fromkeys([*difflib.get_close_matches(given, tails), *by_tail, *by_part]))[:3]
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
@@ -152,11 +149,9 @@ def quoted(given: object) -> str:
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
     text = " ".join(repr(given).split())
-    return (
-        text
-        if len(text) <= MAX_QUOTED_CHARS
-        else f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
-    )
+    if len(text) <= MAX_QUOTED_CHARS:
+        return text
+    return f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
@@ -172,7 +167,6 @@ def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
 
 def _place_of(error: Exception) -> str:
     """Return the innermost line outside of hookboard that an error passed, as " (model.py, line 7)"; "" if none."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    lines = traceback.extract_tb(error.__traceback__)
-    others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
-    return f" ({file_name(others[-1].filename)}, line {others[-1].lineno})" if others else ""
+    ours = str(Path(__file__).parents[1])
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(ours)]
+    return f" ({file_name(lines[-1].filename)}, line {lines[-1].lineno})" if lines else ""

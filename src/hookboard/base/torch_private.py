@@ -160,11 +160,6 @@ def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bo
     return dict(nn.Module.named_parameters(root, recurse=recurse, remove_duplicate=remove_duplicate))
 
 
-def buffers_in(root: nn.Module) -> dict[str, Tensor]:
-    """Return `dict(root.named_buffers())`, past a `named_buffers` of the root's class."""
-    return dict(nn.Module.named_buffers(root))
-
-
 def is_compiled(module: nn.Module) -> bool:
     """Return True if `torch.compile(module)` returned this module, or `module.compile()` was called.
 

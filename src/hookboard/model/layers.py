@@ -219,15 +219,10 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
     >>> order_with_late(["b", "a"], ["c"], ["a", "b", "c"])
     ['b', 'a', 'c']
     """
-    order = list(order)
-    there = set(order)
-    missing = [name for name in dict.fromkeys(late) if name not in there]
-    if missing:
-        places = {name: place for place, name in enumerate(defined)}
-        for name in missing:
-            own = places[name]
-            behind = [place for place, other in enumerate(order, 1) if places.get(other, own) < own]
-            order.insert(behind[-1] if behind else 0, name)
+    order, places = list(order), {name: place for place, name in enumerate(defined)}
+    for name in [name for name in dict.fromkeys(late) if name not in set(order)]:
+        behind = [place for place, other in enumerate(order, 1) if places.get(other, math.inf) < places[name]]
+        order.insert(behind[-1] if behind else 0, name)
     return order
 
 
@@ -277,7 +272,7 @@ class ChannelDims:
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers
         self._is_last = False
-        self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
+        self._known: dict[tuple[str, int], bool] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
@@ -294,12 +289,9 @@ class ChannelDims:
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
         layer, key = self._layers.get(site.name), (site.name, tensor.dim())
-        known = self._known.get(key)
-        if known is None or known[0] is not layer:  # a model may get another layer of that name
-            is_last = _gains_stand_last(layer, tensor)
-            is_last = _stands_last(layer, self._is_last) if is_last is None else is_last
-            known = self._known[key] = layer, is_last
-        self._is_last = known[1]
+        if key not in self._known:
+            self._known[key] = _stands_last(layer, self._is_last, tensor)
+        self._is_last = self._known[key]
         return _dim(layer, tensor, self._is_last)
 
 
@@ -336,37 +328,28 @@ class DefinedDims:
         if ROLES[site.role].of_parameter or site.role in OF_PARTS:
             return 0
         layer = self._layers.get(site.name)
-        is_last = _gains_stand_last(layer, tensor)
-        return _dim(layer, tensor, self._stands_last.get(site.name, False) if is_last is None else is_last)
+        return _dim(layer, tensor, _stands_last(layer, self._stands_last.get(site.name, False), tensor))
 
 
-def _stands_last(layer: Layer | None, before: bool) -> bool:
+def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None) -> bool:
     """Return True if the last dimension of a layer's output holds its channels.
 
-    `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind that keeps the
-    order of its input's dimensions.
+    For a norm it is the dimension of `tensor` that alone has as many elements as the norm has gains; if there is none,
+    its name decides. `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind
+    that keeps the order of its input's dimensions.
     """
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
         return True
     if layer.kind in NORM_KINDS:
+        if layer.shapes and tensor is not None and not tensor.is_nested:  # a nested one has no sizes
+            gains = math.prod(next(iter(layer.shapes.values())))
+            is_second, is_last = tensor.shape[1] == gains, tensor.shape[-1] == gains
+            if is_second != is_last:
+                return is_last
         return CHANNELS_SECOND_NAME.search(layer.type) is None
     return before and layer.kind != "conv"
-
-
-def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
-    """Return which dimension of a norm's output has as many elements as the norm has gains.
-
-    Returns:
-        True if only the last has, False if only the second has; None if both or neither have, if it is no norm,
-        or for a nested tensor.
-    """
-    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes or tensor.is_nested:  # which has no sizes
-        return None
-    gains = math.prod(next(iter(layer.shapes.values())))
-    is_last = tensor.shape[-1] == gains
-    return is_last if is_last != (tensor.shape[1] == gains) else None
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:

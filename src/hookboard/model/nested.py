@@ -98,7 +98,8 @@ def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
         if kind is OrderedDict or not isinstance(value, (dict, UserDict)):  # a copy of another may share what it holds
             return kind(items)
         twin = copy.copy(value)
-        twin.update(items)
+        for key, item in items.items():  # Hugging Face's outputs have no `update`
+            twin[key] = item
         return twin
     # No constructor is called, which may change what it is given.
     twin = object.__new__(kind) if torch.compiler.is_compiling() else copy.copy(value)
