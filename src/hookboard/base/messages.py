@@ -70,19 +70,15 @@ def rank_zero_warn(text: str) -> None:
         warn(text)
 
 
-def inform(text: str) -> None:
+def inform(text: str, level: int = logging.INFO) -> None:
     """Log a line that begins with "hookboard:", to the logger of Lightning's own lines, in the first process only."""
-    _log(logging.INFO, text)
+    if is_rank_zero():
+        logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
 
 
 def alert(text: str) -> None:
     """Log a line as `inform` does, but as a warning: it reaches those who have silenced Lightning's information."""
-    _log(logging.WARNING, text)
-
-
-def _log(level: int, text: str) -> None:
-    if is_rank_zero():
-        logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
+    inform(text, logging.WARNING)
 
 
 def is_rank_zero() -> bool:

@@ -5,46 +5,26 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import children_of, parameters_in
-from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
-Kind = Literal[
-    "rectifier",
-    "bounded",
-    "smooth",
-    "norm",
-    "activated_norm",
-    "linear",
-    "conv",
-    "embedding",
-    "recurrent",
-    "attention",
-    "dropout",
-    "other",
-]
+Activation = Literal["rectifier", "bounded", "smooth"]
+Norm = Literal["norm", "activated_norm"]
+Kind = Literal[Activation, Norm, "linear", "conv", "embedding", "recurrent", "attention", "dropout", "other"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "rectifier": (nn.ReLU, nn.ReLU6, nn.Threshold),
     "bounded": (nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign),
     "smooth": (nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.Softplus, nn.Hardswish),
-    "norm": (
-        *BATCH_NORMS,
-        nn.InstanceNorm1d,
-        nn.InstanceNorm2d,
-        nn.InstanceNorm3d,
-        nn.LayerNorm,
-        nn.GroupNorm,
-        nn.RMSNorm,
-    ),
+    "norm": (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
     "linear": (nn.Linear, nn.Bilinear),
     "conv": (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     "embedding": (nn.Embedding, nn.EmbeddingBag),
@@ -65,7 +45,7 @@ LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CEL
 RECTIFIER_NAME = re.compile(r"Re[Ll][Uu]")
 """Class names of activations that give 0 below 0, unless `LEAKY_NAME` fits, such as `ReLUSquaredActivation`."""
 
-NORM_KINDS: frozenset[Kind] = frozenset({"norm", "activated_norm"})
+NORM_KINDS: frozenset[Kind] = frozenset(get_args(Norm))
 """Kinds of layers that normalize."""
 
 CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
@@ -99,7 +79,7 @@ class Layer:
         weights: the dotted names of its own weights, without those of submodules.
         trainable: the weights with a parameter that requires gradients.
         shapes: the shape of each weight, by dotted name; if a parametrization computes it, the shape of its first
-            original parameter. Nested weights are left out.
+            original parameter.
         computed: the weights that a parametrization computes; they have no gradient of their own.
         has_modes: whether it may do something else in evaluation than in training.
     """
@@ -155,7 +135,9 @@ def _kind_by_name(module: nn.Module) -> Kind:
     if any(map(parameters_in, children_of(module).values())):
         return "other"  # a block
     if NORM_NAME.search(name):
-        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in parameters_in(module).values()) else "other"
+        # At most one dimension of a gain or a bias is not 1.
+        are_vectors = all(p.numel() == max(p.shape, default=1) for p in parameters_in(module).values())
+        return "norm" if are_vectors else "other"
     if parameters_in(module) or children_of(module):
         return "other"
     if name in RANGES:
@@ -163,11 +145,6 @@ def _kind_by_name(module: nn.Module) -> Kind:
     if LEAKY_NAME.search(name):
         return "smooth"
     return "rectifier" if RECTIFIER_NAME.search(name) else "other"
-
-
-def _is_vector(shape: Sequence[int] | None) -> bool:
-    """Return True if at most one dimension of a shape is not 1, or the shape is unknown (None)."""
-    return shape is None or math.prod(shape) == max(shape, default=1)
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
@@ -186,7 +163,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     layers = {}
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
-        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
+        shapes = {weight: tuple(weights[weight].parameters[0].shape) for weight in names}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
         trainable = frozenset(one for one in names if any(p.requires_grad for p in weights[one].parameters))
         kind, has_modes = kind_of(module), _has_modes(module)

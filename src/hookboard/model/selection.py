@@ -80,8 +80,6 @@ def select(
         everything = {"": root, **named}
         chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
     kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
-    if not kept and modules is None and types is None and _owns(root, owning):
-        return {"": root}  # as a module that calls others by `torch.func.functional_call`
     if not kept:
         raise _nothing_left(modules, types, owning, {name: named[name] for name in named if name in chosen})
     return kept
@@ -126,10 +124,7 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     Raises:
         ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
     """
-    a_pattern = (
-        "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=, the model in "
-        "Trainer.fit)"
-    )
+    a_pattern = "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=)"
     a_type = "a class or its name, such as 'Conv2d', or several in a list"
     default = "for the default"
     patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
@@ -144,9 +139,8 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
 def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
     found = set(matched(pattern, named))
     if not found:
-        named = {name: module for name, module in named.items() if name}
-        near = _nearest(pattern.removeprefix(REGEX_PREFIX), named)
-        raise ValueError(f"modules: the pattern {pattern!r} matches no module{near}. The modules are: {listed(named)}.")
+        near, names = _nearest(pattern.removeprefix(REGEX_PREFIX), named), listed(filter(None, named))
+        raise ValueError(f"modules: the pattern {pattern!r} matches no module{near}. The modules are: {names}.")
     return found
 
 
@@ -193,7 +187,7 @@ def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
         return bool(parameters_in(module, recurse=False) or parametrized(module))
     forward = getattr(type(module), "forward", None)
-    package = (getattr(forward, "__module__", None) or "").partition(".")[0]  # code that e3nn makes has None
+    package = str(getattr(forward, "__module__", None)).partition(".")[0]
     return forward is not nn.Module.forward and package not in PACKAGES
 
 

@@ -5,19 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Role = Literal[
-    "input",
-    "output",
-    "grad_input",
-    "grad_output",
-    "attention_logit",
-    "attention_entropy",
-    "expert_tokens",
-    "parameter",
-    "parameter_grad",
-    "parameter_before",
-    "parameter_update",
-]
+AttentionRole = Literal["attention_logit", "attention_entropy"]
+PartRole = Literal[AttentionRole, "expert_tokens"]
+ParameterRole = Literal["parameter", "parameter_grad", "parameter_before", "parameter_update"]
+Role = Literal["input", "output", "grad_input", "grad_output", PartRole, ParameterRole]
 
 Stage = Literal["train", "validate", "test", "predict"]
 """Where a model runs, in Lightning's terms."""
@@ -60,10 +51,10 @@ ROLES: dict[Role, RoleTraits] = {
 }
 """All roles, with their properties."""
 
-ATTENTION_ROLES: tuple[Role, Role] = ("attention_logit", "attention_entropy")
+ATTENTION_ROLES: tuple[Role, Role] = get_args(AttentionRole)
 """What is measured inside `scaled_dot_product_attention`: the largest logit and the entropy of each sampled query."""
 
-OF_PARTS: tuple[Role, ...] = (*ATTENTION_ROLES, "expert_tokens")
+OF_PARTS: tuple[Role, ...] = get_args(PartRole)
 """Roles whose tensors have in their first dimension the parts that are measured: heads, or experts."""
 
 
