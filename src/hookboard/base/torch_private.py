@@ -141,10 +141,6 @@ parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.
 """Returns the dict in which the module keeps its own parameters by name."""
 
 
-modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
-"""Returns the dict in which the module keeps its direct children by name."""
-
-
 def modules_in(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return `dict(root.named_modules())`, past a `named_modules` of the root's class."""
     return dict(nn.Module.named_modules(root, prefix=prefix))
@@ -207,13 +203,6 @@ def can_be_read(tensor: Tensor) -> bool:
     """Return False for a tensor without values, one whose values a transform hides, and those that are not dense."""
     is_hidden = tensor.is_meta or isinstance(tensor, FakeTensor) or is_inside_transform(tensor)
     return not (is_hidden or tensor.is_nested or tensor.layout is not torch.strided)
-
-
-def overrides_operations(tensor: Tensor) -> bool:
-    """Return True for a subclass that computes functions or operators in its own way; False for a parameter."""
-    of_class, of_torch = (getattr(each.__torch_function__, "__func__", None) for each in (type(tensor), Tensor))
-    is_own = of_class not in (None, of_torch)  # where torch has switched it off there is none
-    return is_own or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def as_plain(tensor: Tensor) -> Tensor:

@@ -114,9 +114,11 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(zip(getattr(type(value), "_fields", range(len(value))), value, strict=True))
     if isinstance(value, Mapping):
         return list(value.items())
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return []
     # A field that its constructor left out may still come.
-    return [
-        (field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if hasattr(value, field.name)
-    ]
+    return [(name, getattr(value, name)) for name in _fields_of(type(value)) if hasattr(value, name)]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
+def _fields_of(kind: type) -> tuple[str, ...]:
+    """Return the field names of a dataclass, () for other classes; older torch cannot trace how a class tells them."""
+    return tuple([field.name for field in dataclasses.fields(kind)]) if dataclasses.is_dataclass(kind) else ()
