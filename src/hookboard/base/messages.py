@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -69,10 +70,9 @@ def alert(text: str) -> None:
 
 def is_rank_zero() -> bool:
     """Return True in the first process of a run, as Lightning knows it."""
-    # The command and the tab read this file, and do not import Lightning.
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    return getattr(rank_zero_only, "rank", 0) == 0
+    # Not imported here: a script of the user's may run without it, and its import draws random numbers.
+    rank_zero = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return rank_zero is None or getattr(rank_zero.rank_zero_only, "rank", 0) == 0
 
 
 def warn_switched_off(what: str, error: Exception) -> None:

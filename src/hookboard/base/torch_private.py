@@ -141,6 +141,10 @@ parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.
 """Returns the dict in which the module keeps its own parameters by name."""
 
 
+modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
+"""Returns the dict in which the module keeps its direct children by name."""
+
+
 def modules_in(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return `dict(root.named_modules())`, past a `named_modules` of the root's class."""
     return dict(nn.Module.named_modules(root, prefix=prefix))
@@ -154,6 +158,11 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
     """Return `dict(root.named_parameters())`, past a `named_parameters` of the root's class."""
     return dict(nn.Module.named_parameters(root, recurse=recurse, remove_duplicate=remove_duplicate))
+
+
+def buffers_in(root: nn.Module) -> dict[str, Tensor]:
+    """Return `dict(root.named_buffers())`, past a `named_buffers` of the root's class."""
+    return dict(nn.Module.named_buffers(root))
 
 
 def is_compiled(module: nn.Module) -> bool:

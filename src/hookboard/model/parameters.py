@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
-from hookboard.base.torch_private import parameters_in, parameters_of, without_autocast
+from hookboard.base.torch_private import modules_of, parameters_in, parameters_of, without_autocast
 from hookboard.model.state import same_random_state
 
 
@@ -146,7 +145,8 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
 
 def parametrized(module: nn.Module) -> list[str]:
     """Return the attributes of a module that `torch.nn.utils.parametrize` computes."""
-    return list(module.parametrizations) if is_parametrized(module) else []  # type: ignore[arg-type]  # a ModuleDict
+    parts = modules_of(module)
+    return list(modules_of(parts["parametrizations"])) if "parametrizations" in parts else []  # type: ignore[arg-type]
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
