@@ -62,8 +62,8 @@ BUDGETS = {
     "writers": 319,
     "measure": 2569,
     "images": 639,
-    "model": 642,
-    "base": 690,
+    "model": 645,
+    "base": 702,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

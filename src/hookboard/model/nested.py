@@ -27,8 +27,11 @@ def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
         yield "", value
         return
     for key, item in _items(value):
-        for path, tensor in tensors_in(item):
-            yield f"{key}/{path}" if path else str(key), tensor
+        if isinstance(item, Tensor):  # without another generator, as this is called in each hook
+            yield str(key), item
+        else:
+            for path, tensor in tensors_in(item):
+                yield f"{key}/{path}", tensor
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
