@@ -60,10 +60,10 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2569,
+    "measure": 2568,
     "images": 639,
-    "model": 787,
-    "base": 837,
+    "model": 645,
+    "base": 702,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

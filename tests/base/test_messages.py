@@ -18,7 +18,6 @@ from hookboard.tracing.built_in import RULES
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        (lambda: HealthMonitor(stop_on="nan"), "did you mean 'nonfinite'"),
         (lambda: HealthMonitor(rules="*_unitz*"), "did you mean 'dead_units'"),
         (lambda: GradientLogger(statistics="update_ratio"), "only ParameterLogger measures 'update_ratio'"),
     ],

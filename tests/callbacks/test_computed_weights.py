@@ -1,4 +1,4 @@
-"""Weights that code of the user's computes are read without a trace: parametrizations, properties."""
+"""Weights that a parametrization computes are read without a trace."""
 
 import random
 import warnings
@@ -100,32 +100,6 @@ def test_a_weight_that_torch_computes_is_read_without_a_trace(tmp_path, wrap):
     assert_same(tmp_path, make)
 
 
-class Standardized(nn.Conv2d):
-    """Computes its weight in a property, and counts how often."""
-
-    uses = 0
-
-    def __init__(self):
-        super().__init__(3, 4, 3)
-        nn.init.normal_(self.raw, std=0.1)
-
-    @property
-    def weight(self):
-        self.uses += 1
-        return self.raw * (1 + 0.01 * self.uses)
-
-    def __setattr__(self, name, value):
-        super().__setattr__("raw" if name == "weight" else name, value)
-
-
-def test_a_weight_that_a_property_computes_is_read_without_a_trace(tmp_path):
-    def make():
-        torch.manual_seed(0)
-        return nn.Sequential(Standardized(), nn.ReLU())
-
-    assert_same(tmp_path, make)
-
-
 class SavesItsBuffer(nn.Module):
     """Its buffer changes in place, and the backward pass needs it; its shift is not needed there."""
 
@@ -220,18 +194,6 @@ def test_the_update_of_a_computed_weight_is_free_of_autocast(tmp_path):
     before, after = (Product()(w) for w in (model.kept[-1], model.net[0].parametrizations.weight.original.double()))
     norm = (after - before).norm().item()
     assert last(logger, "parameter_update", "net.0.weight")["update_norm"] == pytest.approx(norm, rel=1e-3)
-
-
-def test_hooks_of_others_on_a_parametrization_run_in_the_calls_of_the_run_alone(tmp_path):
-    def counted(folder, *callbacks):
-        net, calls = convolution(Noisy), []
-        for part in net[0].parametrizations.modules():
-            part.register_forward_hook(lambda *args: calls.append("forward"))
-            part.register_forward_pre_hook(lambda *args: calls.append("before"))
-        fit(folder, Toy(net), pictures(3), *callbacks)
-        return calls
-
-    assert counted(tmp_path, *readers()) == counted(None)
 
 
 def test_our_own_reading_of_a_weight_is_not_measured_as_a_call_of_its_parametrization(tmp_path):

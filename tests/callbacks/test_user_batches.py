@@ -1,10 +1,10 @@
 """Batches of the user's, and what their layers return, are read no more often with our callbacks."""
 
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
-from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen, counting
+from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -14,39 +14,6 @@ effect = Effects()
 
 
 # Batches, and what layers return.
-
-
-METHODS = {
-    dict: ("__getitem__", "__iter__", "__len__", "__contains__", "keys", "values", "items", "get", "copy"),
-    UserDict: ("__getitem__", "__iter__", "__len__", "__contains__", "keys", "values", "items", "get"),
-    OrderedDict: ("__getitem__", "__iter__", "__len__", "__contains__", "keys", "values", "items", "get", "copy"),
-    list: ("__getitem__", "__iter__", "__len__", "__contains__", "index", "copy"),
-    tuple: ("__getitem__", "__iter__", "__len__", "__contains__"),
-}
-
-
-def batch_of(kind):
-    def effect_of(user):
-        made = counting(kind, user, *METHODS[kind])
-        is_dict = issubclass(kind, (dict, UserDict))
-        user.data = [made({"x": batch, "y": 1}) if is_dict else made([batch, 1]) for batch in user.data]
-        user.given = lambda batch: batch["x" if is_dict else 0]
-
-    return effect_of
-
-
-def output_of(kind):
-    def effect_of(user):
-        made = counting(kind, user, *METHODS[kind])
-        is_dict = issubclass(kind, (dict, UserDict))
-        user.net.insert(3, Does(lambda x: made({"x": x, "y": 1}) if is_dict else made([x, 1])))
-        user.net.insert(4, Does(lambda outputs: outputs["x" if is_dict else 0]))
-
-    return effect_of
-
-
-effect |= {f"a batch is a subclass of {kind.__name__}": batch_of(kind) for kind in METHODS}
-effect |= {f"a layer returns a subclass of {kind.__name__}": output_of(kind) for kind in METHODS}
 
 
 @effect
@@ -71,25 +38,6 @@ def a_batch_is_a_sequence(user):
 
     user.data = [Items(batch, batch[:, :1]) for batch in user.data]
     user.given = lambda batch: batch[0]
-
-
-@effect
-def a_batch_is_a_named_tuple_with_methods(user):
-    class Pair(namedtuple("Pair", "x y")):
-        def __iter__(self):
-            user.saw("iter")
-            return super().__iter__()
-
-        def __len__(self):
-            user.saw("len")
-            return super().__len__()
-
-        def __getitem__(self, index):
-            user.saw("item")
-            return super().__getitem__(index)
-
-    user.data = [Pair(batch, batch[:, :1]) for batch in user.data]
-    user.given = lambda batch: batch.x
 
 
 @effect

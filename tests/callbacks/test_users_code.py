@@ -59,22 +59,6 @@ class Counted(Mapping):
         return len(self.held)
 
 
-class CountedDict(dict):
-    asked = 0
-
-    def __getitem__(self, key):
-        self.asked += 1
-        return super().__getitem__(key)
-
-    def items(self):
-        self.asked += 1
-        return super().items()
-
-    def values(self):
-        self.asked += 1
-        return super().values()
-
-
 def of_items(net, batch):
     return net(batch["x"]).square().mean()
 
@@ -84,13 +68,6 @@ def test_a_mapping_is_not_read_in_a_step_that_is_not_due():
     at = []
     trained(lambda net, batch: at.append(batch.asked) or of_items(net, batch), batch, watching(every_n_steps=100), 8)
     assert at[-1] - at[2] == len(at) - 3
-
-
-def test_a_dict_of_the_users_is_measured_without_its_code():
-    batch, logger = CountedDict(x=torch.ones(2, 4)), HealthMonitor(every_n_steps=1)
-    trained(of_items, batch, [logger, *watching()], steps=6)
-    assert batch.asked == 6
-    assert logger.readings[0].site.role == "input"
 
 
 def test_a_step_that_is_not_due_takes_no_longer_with_many_objects_in_the_batch():

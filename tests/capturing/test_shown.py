@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -42,16 +41,6 @@ def test_the_image_is_bright_where_the_tensor_is_large():
     centre = (bright.mean(0) + 0.5 - (top, left)) / (bottom - top, right - left) * 8
     np.testing.assert_allclose(centre, [2.5, 6.5], atol=0.1)
     assert len(bright) == len(dark) / 63
-
-
-def test_numbers_and_shapes_are_not_broken_and_long_names_are():
-    long = "a" * 80
-    net = nn.Sequential(OrderedDict([(long, nn.Conv2d(1, 4, 3))]))
-    html = seen_of(net, PICTURES)._repr_html_()
-    styles = {text: style for style, text in re.findall(r'<td style="([^"]*)">([^<]+)</td>', html)}
-    assert "nowrap" in styles["(2, 4, 6, 6)"]
-    assert "nowrap" not in styles[long]
-    assert "anywhere" in styles[long]
 
 
 def test_a_thumbnail_ends_with_its_tiles():

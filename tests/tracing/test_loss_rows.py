@@ -155,6 +155,7 @@ def test_finite_rows_are_named_if_they_make_half_of_what_is_more_than_usual(marg
     assert (found is not None) == is_named
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 does not tell which tensors are packed")
 def test_tensors_that_the_user_packs_are_left_alone():
     def fails(*_):
         raise AssertionError("unpacked")

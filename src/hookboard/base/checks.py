@@ -3,8 +3,8 @@
 The errors name the argument, quote its value, and say what is valid.
 """
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -28,20 +28,23 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
     return ValueError(f"{option}={quoted(given)}: pass {valid}{end}.")
 
 
+def check(option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None) -> None:
+    """Check an argument; if `otherwise` is given (see `wrong`), None is valid too."""
+    is_left_out = given is None and otherwise is not None
+    if not is_left_out and not is_valid(given):
+        raise wrong(option, given, valid, otherwise)
+
+
 def check_switches(**given: object) -> None:
     """Check that arguments are True or False."""
     for option, value in given.items():
-        if not isinstance(value, bool | np.bool_):
-            raise wrong(option, value, "True or False")
+        check(option, value, lambda one: isinstance(one, bool | np.bool_), "True or False")
 
 
 def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
     """Check that an argument is a whole number of `of`; if `otherwise` is given (see `wrong`), None is valid too."""
-    if given is None and otherwise is not None:
-        return
-    if not is_whole(given) or (least is not None and given < least):
-        limit = "" if least is None else f", {least} or more"
-        raise wrong(option, given, f"a whole number{of and f' of {of}'}{limit}", otherwise)
+    valid = f"a whole number{of and f' of {of}'}{'' if least is None else f', {least} or more'}"
+    check(option, given, lambda one: is_whole(one) and (least is None or one >= least), valid, otherwise)
 
 
 def check_steps(every_n_steps: Any, otherwise: str) -> None:
@@ -57,10 +60,7 @@ def check_number(
     otherwise: str | None = None,
 ) -> None:
     """Check that an argument is a valid number, or None if `otherwise` is given; `is_valid` is called with NaN too."""
-    if given is None and otherwise is not None:
-        return
-    if not is_number(given) or not is_valid(given):
-        raise wrong(option, given, valid, otherwise)
+    check(option, given, lambda one: is_number(one) and is_valid(one), valid, otherwise)
 
 
 def is_whole(given: object) -> bool:
@@ -81,20 +81,18 @@ def is_finite(given: Any) -> bool:
 def check_text(**given: object) -> None:
     """Check that arguments are strings."""
     for option, value in given.items():
-        if not isinstance(value, str):
-            raise wrong(option, value, "a string")
+        check(option, value, lambda one: isinstance(one, str), "a string")
 
 
 def check_identifier(option: str, given: object) -> None:
     """Check a name that becomes part of tags: letters, digits and underscores."""
-    if not isinstance(given, str) or not given.isidentifier():
-        raise wrong(option, given, "a name made of letters, digits and underscores, such as 'near_zero'")
+    valid = "a name made of letters, digits and underscores, such as 'near_zero'"
+    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), valid)
 
 
 def check_function(option: str, given: object, valid: str) -> None:
     """Check that something can be called. A class cannot: most likely its parentheses were forgotten."""
-    if not callable(given) or isinstance(given, type):
-        raise wrong(option, given, valid)
+    check(option, given, lambda one: callable(one) and not isinstance(one, type), valid)
 
 
 def check_name(option: str, given: object, valid: Iterable[str]) -> None:
@@ -126,9 +124,8 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
 def check_list(
     option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
 ) -> None:
-    """Check a list, or another sequence, with at least one element, each of which is valid; None is not."""
-    if not is_list(given) or not given or not all(map(is_valid, given)):
-        raise wrong(option, given, valid, otherwise)
+    """Check a list, or another sequence, with at least one element, each of which is valid."""
+    check(option, given, lambda one: is_list(one) and len(one) > 0 and all(map(is_valid, one)), valid, otherwise)
 
 
 def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
@@ -165,10 +162,9 @@ def object_at(path: str, kind: type[T], what: str) -> T:
     >>> object_at("math.pi", float, "number")
     3.141592653589793
     """
-    module, _, attribute = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{what} {path!r} cannot be imported: {error}") from error
     if not isinstance(found, kind):
         raise ValueError(f"{what} {path!r} is a {type(found).__name__}, not a hookboard.{kind.__name__}.")

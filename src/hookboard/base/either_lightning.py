@@ -21,9 +21,7 @@ def is_lightning(value: object, *classes: Callable[..., T]) -> TypeGuard[T]:
     """
     names = {cls.__name__ for cls in classes}
     return any(
-        base.__name__ in names and base.__module__.partition(".")[0] in PACKAGES
-        for base in type(value).__mro__
-        if isinstance(base.__module__, str)
+        base.__name__ in names and str(base.__module__).partition(".")[0] in PACKAGES for base in type(value).__mro__
     )
 
 

@@ -2,12 +2,11 @@
 
 import difflib
 import logging
-import os
-import re
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from hookboard.base.prompts import file_name
@@ -52,46 +51,28 @@ def warn(text: str) -> None:
         warnings.showwarning(given, HookboardWarning, *place)
 
 
-@contextmanager
-def silent(text: str = "") -> Iterator[None]:
-    """Ignore warnings with this text, a regular expression; others come once, which `catch_warnings` would undo."""
-    here = ("ignore", re.compile(text), Warning, None, 0)
-    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # others may have taken it away
-            warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
-
-
 def rank_zero_warn(text: str) -> None:
     """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
-    if _is_rank_zero():
+    if is_rank_zero():
         warn(text)
 
 
-def inform(text: str) -> None:
+def inform(text: str, level: int = logging.INFO) -> None:
     """Log a line that begins with "hookboard:", to the logger of Lightning's own lines, in the first process only."""
-    _log(logging.INFO, text)
+    if is_rank_zero():
+        logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
 
 
 def alert(text: str) -> None:
     """Log a line as `inform` does, but as a warning: it reaches those who have silenced Lightning's information."""
-    _log(logging.WARNING, text)
+    inform(text, logging.WARNING)
 
 
-def _log(level: int, text: str) -> None:
-    if _is_rank_zero():
-        logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
-
-
-def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
-    """Set the function that tells whether this is the first process of a run; until then, every process is."""
-    global _is_rank_zero
-    _is_rank_zero = is_rank_zero
-
-
-_is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank` exchanges it
+def is_rank_zero() -> bool:
+    """Return True in the first process of a run, as Lightning knows it."""
+    # Not imported here: a script of the user's may run without it, and its import draws random numbers.
+    rank_zero = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return rank_zero is None or getattr(rank_zero.rank_zero_only, "rank", 0) == 0
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
@@ -110,13 +91,11 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     ['encoder.layer1', 'encoder.layer2']
     """
     given = given.replace("*", "")
-    given = "nonfinite" if given in ("nan", "NaN", "inf") else given
     tails = {name: name.rpartition(".")[2] for name in valid}
-    whole = difflib.get_close_matches(given, tails)
     near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
     by_tail = [name for name in tails if tails[name] in near]
     by_part = [name for name in tails if len(given) >= MIN_PART_CHARS and given in name]
-    return list(dict.fromkeys([*whole, *by_tail, *by_part]))[:3]
+    return list(dict.fromkeys([*difflib.get_close_matches(given, tails), *by_tail, *by_part]))[:3]
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
@@ -152,11 +131,9 @@ def quoted(given: object) -> str:
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
     """
     text = " ".join(repr(given).split())
-    return (
-        text
-        if len(text) <= MAX_QUOTED_CHARS
-        else f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
-    )
+    if len(text) <= MAX_QUOTED_CHARS:
+        return text
+    return f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
@@ -172,7 +149,6 @@ def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
 
 def _place_of(error: Exception) -> str:
     """Return the innermost line outside of hookboard that an error passed, as " (model.py, line 7)"; "" if none."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    lines = traceback.extract_tb(error.__traceback__)
-    others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
-    return f" ({file_name(others[-1].filename)}, line {others[-1].lineno})" if others else ""
+    ours = str(Path(__file__).parents[1])
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(ours)]
+    return f" ({file_name(lines[-1].filename)}, line {lines[-1].lineno})" if lines else ""

@@ -1,36 +1,20 @@
 """What objects show at a prompt and in a cell of a notebook: tables as text and as HTML.
 
-The HTML needs no network and no script. Its colours follow the page around it, light or dark, and all text is escaped.
+The HTML needs no network and no script, and all text is escaped.
 """
 
 import base64
 import html
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 MAX_ROWS = 100
 """Maximum number of rows of an HTML table."""
 
-_LINE = "1px solid rgba(128,128,128,.35)"
-_CELL = f"text-align:left;vertical-align:middle;padding:3px 8px 3px 0;border-bottom:{_LINE}"
-
-MAX_UNBROKEN_CHARS = 24
-"""Cells with more characters than this may be broken anywhere, such as long names; numbers and shapes stay whole."""
-
 
 class Markup(str):
-    """HTML that is put into other HTML as it is; any other text is escaped."""
-
-
-def escaped_html(text: str) -> Markup:
-    """Return the HTML of a text; `Markup` stays as it is.
-
-    >>> escaped_html("<b>"), escaped_html(Markup("<b>"))
-    ('&lt;b&gt;', '<b>')
-    """
-    return text if isinstance(text, Markup) else Markup(html.escape(text))
+    """HTML that is put into a table as it is; any other text is escaped."""
 
 
 def image_html(data: bytes, mime: str, alt: str, style: str = "") -> Markup:
@@ -39,21 +23,17 @@ def image_html(data: bytes, mime: str, alt: str, style: str = "") -> Markup:
     return Markup(f'<img src="{source}" alt="{html.escape(alt)}" style="{style}">')
 
 
-def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return an HTML table with at most MAX_ROWS rows; if there are more, a line below it tells how many."""
     lines = [_row(header, "th"), *(_row(row, "td") for row in rows[:MAX_ROWS])]
     rest = f"<div>and {len(rows) - MAX_ROWS} more</div>" if len(rows) > MAX_ROWS else ""
-    return Markup(f'<table style="border-collapse:collapse;margin:0">{"".join(lines)}</table>{rest}')
+    return f"<table>{''.join(lines)}</table>{rest}"
 
 
-def _row(cells: Iterable[str], tag: str) -> str:
-    return f"<tr>{''.join(_cell(cell, tag) for cell in cells)}</tr>"
-
-
-def _cell(text: str, tag: str) -> str:
-    is_short = isinstance(text, Markup) or len(text) <= MAX_UNBROKEN_CHARS
-    wrap = "" if tag == "th" else "white-space:nowrap" if is_short else "overflow-wrap:anywhere;min-width:10em"
-    return f'<{tag} style="{_CELL};{wrap}">{escaped_html(text)}</{tag}>'
+def _row(cells: Sequence[str], tag: str) -> str:
+    escaped = (cell if isinstance(cell, Markup) else html.escape(cell) for cell in cells)
+    joined = "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in escaped)
+    return f"<tr>{joined}</tr>"
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,9 +57,6 @@ class ShownText(str):
         self = super().__new__(cls, text)
         self.as_html = as_html
         return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,8 +1,7 @@
 """Several processes (ranks) that train one model: which of them measures a tensor, and how they merge the results."""
 
-import pickle
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ checkpoint is late."""
 _HAS_LEFT = "another rank has stopped measuring or has exited"
 _ARE_APART = "the ranks are no longer at the same point of the run"
 
-_given_up: list[tuple[dist.ProcessGroup, Any]] = []
+_given_up: list[object] = []
 """Groups that this process has left, with the exchange in which it told so: freeing them would wait for its end."""
 
 
@@ -31,9 +30,8 @@ class RanksLostError(RuntimeError):
     """Another rank no longer takes part in what the ranks do together."""
 
 
-def has_process_group() -> bool:
-    """Return True if torch.distributed is initialized: ranks can then exchange data."""
-    return dist.is_available() and dist.is_initialized()
+has_process_group: Callable[[], bool] = dist.is_initialized
+"""Returns True if torch.distributed is initialized: ranks can then exchange data."""
 
 
 def gathered(mine: T, device: torch.device) -> list[T]:
@@ -58,12 +56,9 @@ class Ranks:
 
     def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        _given_up[:] = [each for each in _given_up if not each[1].is_completed()]
-        # What serves tensors on the host in the default group, if anything does.
-        backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
-        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
+        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend="gloo")
         assert isinstance(group, dist.ProcessGroup)
-        set_timeout(group, ANSWER_TIMEOUT)
+        set_timeout(ANSWER_TIMEOUT, group)
         self._group: dist.ProcessGroup | None = group
 
     @contextmanager
@@ -94,18 +89,12 @@ class Ranks:
     def gather(self, mine: T) -> list[T]:
         """Return the objects of all ranks, in rank order. Meant for what is small and rare."""
         everyones = [mine] * self.size
-        with _lost_where_it_fails():
-            dist.all_gather_object(everyones, mine, group=self._connected())
+        self._exchange(dist.all_gather_object, everyones, mine)
         return everyones
 
     def union(self, mine: Iterable[T]) -> list[T]:
         """Return the items of all ranks, each once, in the same order on every rank."""
-        mine = list(mine)
-        number = zlib.crc32(pickle.dumps(mine))
-        highest, lowest = self._largest(number, -number)
-        # Most often all have the same, and what each has need not be sent to each.
-        lists = [mine] if highest == -lowest else self.gather(mine)
-        return list(dict.fromkeys(item for items in lists for item in items))
+        return list(dict.fromkeys(item for items in self.gather(list(mine)) for item in items))
 
     def is_any(self, mine: bool) -> bool:
         """Return True if `mine` is True on any rank."""
@@ -118,14 +107,18 @@ class Ranks:
     def _combined(self, numbers: Tensor, how: Any) -> Tensor:
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it
             combined = numbers.contiguous().clone()
-        with _lost_where_it_fails():
-            dist.all_reduce(combined, how, group=self._connected())
+        self._exchange(dist.all_reduce, combined, how)
         return combined
 
-    def _connected(self) -> dist.ProcessGroup:
+    def _exchange(self, collective: Callable[..., Any], *given: Any) -> None:
         if self._group is None:
             raise RanksLostError("this rank no longer takes part")
-        return self._group
+        try:
+            collective(*given, group=self._group)
+        except RuntimeError as error:
+            is_late = "imed out" in str(error)  # with a small or a capital t
+            late = f"another rank has not answered for {ANSWER_TIMEOUT}"
+            raise RanksLostError(late if is_late else _HAS_LEFT) from error
 
     def leave(self) -> None:
         """Take no further part, and tell the other ranks, without waiting: their next `at` raises a `RanksLostError`.
@@ -133,11 +126,11 @@ class Ranks:
         Closing the connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.
         """
-        with suppress(Exception):  # whoever has gone need not be told
+        if self._group is not None:
             left = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, device="cpu")
-            group = self._connected()
-            work = dist.all_reduce(left, dist.ReduceOp.MAX, group=group, async_op=True)
-            _given_up.append((group, work))
+            with suppress(Exception):  # whoever has gone need not be told
+                work = dist.all_reduce(left, dist.ReduceOp.MAX, group=self._group, async_op=True)
+                _given_up.append((self._group, work))
         self.close()
 
     def close(self) -> None:
@@ -146,20 +139,6 @@ class Ranks:
         if group is not None:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
                 dist.destroy_process_group(group)
-
-
-@contextmanager
-def _lost_where_it_fails() -> Iterator[None]:
-    try:
-        yield
-    except RanksLostError:
-        raise
-    except RuntimeError as error:
-        minutes = ANSWER_TIMEOUT.total_seconds() / 60
-        is_late = "imed out" in str(error)  # with a small or a capital t
-        raise RanksLostError(
-            f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT
-        ) from error
 
 
 def connected(device: torch.device) -> tuple[Ranks | None, str]:
@@ -213,8 +192,7 @@ def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor. For a DTensor this is a collective: every rank of its mesh must call it."""
-    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return waited(full)
+    return waited(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def explained(rule: str) -> dict[str, str]:
     >>> explained("unbounded_loss")["Fix"]
     'remove the minus sign, or square the difference.'
     """
-    rules = {name: text for section in _sections().values() for name, text in section.items()}
+    rules = _built_in()
     if rule not in rules:
         raise unknown("rule", rule, rules)
     parts = re.findall(r"^- \*\*(.*?):\*\* (.*?)(?=^- |\Z)", rules[rule], re.DOTALL | re.MULTILINE)
@@ -39,7 +39,7 @@ def sections() -> dict[str, list[str]]:
 
 def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what `explained` gives of each of these rules that is built in."""
-    return {rule: explained(rule) for rule in sorted(_built_in().intersection(rules))}
+    return {rule: explained(rule) for rule in sorted(_built_in().keys() & set(rules))}
 
 
 def more_on(rules: Iterable[str]) -> str:
@@ -52,8 +52,8 @@ def more_on(rules: Iterable[str]) -> str:
     return f"More: hookboard explain {' '.join(names[:MAX_NAMED_RULES])}" if names else ""
 
 
-def _built_in() -> set[str]:
-    return {name for section in _sections().values() for name in section}
+def _built_in() -> dict[str, str]:
+    return {name: text for section in _sections().values() for name, text in section.items()}
 
 
 @cache

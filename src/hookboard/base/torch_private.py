@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from itertools import chain, starmap
 from typing import Any, ParamSpec, TypeVar
@@ -27,15 +27,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Hooks = OrderedDict[int, Callable[..., Any]]
 
 
 def in_backward() -> bool:
@@ -69,40 +67,17 @@ def sequence_number_of(node: Node) -> int:
 def saved_tensors_of(node: Node) -> dict[str, Tensor]:
     """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ...
 
-    Left out are those that hooks have packed, because unpacking calls them, those that were changed in place, and those
-    whose memory has been freed, as FSDP frees that of weights. So are lists of tensors.
+    Left out are those that hooks have packed, because unpacking calls them (torch 2.6 does not tell), those that were
+    changed in place, and those whose memory has been freed, as FSDP frees that of weights. So are lists of tensors.
     """
     found = {}
     for name in dir(node):
         if name.startswith("_raw_saved_"):
             raw = getattr(node, name)
-            try:
-                if not isinstance(raw, tuple) and not _is_packed(node, name, raw):
+            if hasattr(raw, "register_hooks") and getattr(raw, "unpack_hook", None) is None:
+                with suppress(RuntimeError):  # changed in place since it was saved
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
-            except RuntimeError:  # changed in place since it was saved
-                continue
     return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
-
-
-def _is_packed(node: Node, name: str, raw: Any) -> bool:
-    """Return True if a hook has packed a saved tensor, as a checkpoint does, which then runs its code once more."""
-    if not hasattr(raw, "register_hooks"):  # a number
-        return False
-    if hasattr(raw, "unpack_hook"):
-        return raw.unpack_hook is not None
-    # Torch 2.6 does not tell, but it takes hooks only where there are none; that they are ours stands in the node.
-    marks: Any = node.metadata
-    if name not in marks:
-        try:
-            raw.register_hooks(_same, _same)
-        except RuntimeError:
-            return True
-        marks[name] = _same
-    return False
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
@@ -112,12 +87,7 @@ def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
 
 def has_memory(tensor: Tensor) -> bool:
     """Return False for a tensor that cannot be read, or whose memory has been freed."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        return False
-    try:
-        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
-    except (NotImplementedError, RuntimeError):
-        return False
+    return can_be_read(tensor) and (tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0)
 
 
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
@@ -134,19 +104,11 @@ def known_again(tensor: Tensor) -> Callable[[Tensor], bool]:
     `torch.utils.swap_tensors`, and with it some `load_state_dict` and `to`, refuse a tensor with a weak reference. But
     while its memory has one, other memory does not get its number.
     """
-    try:
-        memory = StorageWeakRef(tensor.untyped_storage())
-    except NotImplementedError:  # sparse, or inside a transform
+    if not can_be_read(tensor):  # it has no memory of its own, as a sparse one
         reference = weakref.ref(tensor)
         return lambda other: reference() is other
-    return lambda other: _memory_number(other) == memory.cdata
-
-
-def _memory_number(tensor: Tensor) -> int | None:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:
-        return None
+    memory = StorageWeakRef(tensor.untyped_storage())
+    return lambda other: can_be_read(other) and other.untyped_storage()._cdata == memory.cdata
 
 
 def explicit_values(tensor: Tensor) -> Tensor:
@@ -154,23 +116,12 @@ def explicit_values(tensor: Tensor) -> Tensor:
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
-def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the dict in which the module keeps its own forward hooks, in the order in which they run."""
-    return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
+forward_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_hooks")
+"""Returns the dict in which the module keeps its own forward hooks, in the order in which they run."""
 
 
-def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
-    return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
-
-
-def drop_hooks(modules: Iterable[nn.Module]) -> None:
-    """Remove the forward hooks and pre-hooks of these modules, except torch's own, such as `prune`'s."""
-    for module in modules:
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for number, hook in list(hooks.items()):
-                if (getattr(hook, "__module__", None) or "").partition(".")[0] != "torch":
-                    del hooks[number]
+forward_pre_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_pre_hooks")
+"""Returns the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
@@ -182,9 +133,8 @@ def renumber(handle: RemovableHandle, number: int) -> None:
     handle.id = number
 
 
-def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the dict in which the module keeps its own buffers by name: changing it changes the module."""
-    return module._buffers
+buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
+"""Returns the dict in which the module keeps its own buffers by name: changing it changes the module."""
 
 
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter("_parameters")
@@ -230,12 +180,11 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
-    classes = (each for each in type(module).__mro__ if not issubclass(nn.Module, each))
-    functions = [
-        each for held in (module, *classes) for each in vars(held).values() if isinstance(each, types.FunctionType)
-    ]
+    held = [each for one in (module, *type(module).__mro__) for each in vars(one).values()]
+    functions = [vars(each) for each in held if isinstance(each, types.FunctionType)]
+    # A function that `torch.compiler.disable` returns has both.
     return is_compiled(module) or any(
-        hasattr(each, "_torchdynamo_orig_callable") and not hasattr(each, "_torchdynamo_disable") for each in functions
+        "_torchdynamo_orig_callable" in each and "_torchdynamo_disable" not in each for each in functions
     )
 
 
@@ -250,9 +199,8 @@ def forget_graphs() -> None:
         torch.compiler.reset()
 
 
-def scale_of(scaler: GradScaler) -> Tensor | None:
-    """Return the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
-    return scaler._scale
+scale_of: Callable[[GradScaler], Tensor | None] = operator.attrgetter("_scale")
+"""Returns the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
 
 
 def is_inside_transform(tensor: Tensor) -> bool:
@@ -260,22 +208,10 @@ def is_inside_transform(tensor: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Return True for a `FakeTensor`; False for a meta tensor, which has no values either."""
-    return isinstance(tensor, FakeTensor)
-
-
 def can_be_read(tensor: Tensor) -> bool:
     """Return False for a tensor without values, one whose values a transform hides, and those that are not dense."""
-    is_hidden = tensor.is_meta or is_fake(tensor) or is_inside_transform(tensor)
+    is_hidden = tensor.is_meta or isinstance(tensor, FakeTensor) or is_inside_transform(tensor)
     return not (is_hidden or tensor.is_nested or tensor.layout is not torch.strided)
-
-
-def overrides_operations(tensor: Tensor) -> bool:
-    """Return True for a subclass that computes functions or operators in its own way; False for a parameter."""
-    of_class, of_torch = (getattr(each.__torch_function__, "__func__", None) for each in (type(tensor), Tensor))
-    is_own = of_class not in (None, of_torch)  # where torch has switched it off there is none
-    return is_own or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def as_plain(tensor: Tensor) -> Tensor:
@@ -300,10 +236,8 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
 
 
-def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Set the time after which a collective of a process group raises an error."""
-    set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_it(timeout, group)
+set_timeout: Callable[[timedelta, dist.ProcessGroup], None] = dist.distributed_c10d._set_pg_timeout
+"""Sets the time after which a collective of a process group raises an error."""
 
 
 def waiting_ddp() -> DistributedDataParallel | None:
@@ -313,12 +247,8 @@ def waiting_ddp() -> DistributedDataParallel | None:
     return None if ddp is None or not waits or ddp.find_unused_parameters or ddp.static_graph else ddp
 
 
-class CollectiveError(RuntimeError):
-    """A collective was about to begin where none can run."""
-
-
 class NoCollectives(TorchDispatchMode):
-    """Inside this context a collective raises a `CollectiveError` before it begins.
+    """Inside this context a collective raises a RuntimeError before it begins.
 
     Args:
         why: ends the error, after "cannot run here: ".
@@ -331,9 +261,9 @@ class NoCollectives(TorchDispatchMode):
         self._why = why
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; raise a CollectiveError instead if it is a collective."""
+        """Run the operator; raise a RuntimeError instead if it is a collective."""
         if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            raise CollectiveError(f"the collective {operator} cannot run here: {self._why}")
+            raise RuntimeError(f"the collective {operator} cannot run here: {self._why}")
         return operator(*args, **(kwargs or {}))
 
 

@@ -1,32 +1,23 @@
 """Tells the user's code from that of libraries, in the frames of a running call."""
 
 import functools
-import importlib.util
-import inspect
+import re
 from pathlib import Path
 from types import FrameType
 
-import torch
-
-from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.prompts import cell_of
 
-_LIBRARIES = (
-    "<",
-    *(
-        f"{Path(spec.origin).parent}/"
-        for name in (*PACKAGES, "transformers", "accelerate")
-        if (spec := importlib.util.find_spec(name)) and spec.origin
-    ),
-    *(f"{folder}/" for folder in (Path(inspect.getfile(torch)).parent, Path(__file__).parents[1])),
+_LIBRARY = re.compile(
+    rf"<|{re.escape(str(Path(__file__).parents[1]))}/"
+    r"|.*-packages/(torch|lightning|lightning_fabric|pytorch_lightning|transformers|accelerate)/"
 )
-"""Prefixes of the paths of files whose lines tell a user nothing."""
+"""Paths of files whose lines tell a user nothing."""
 
 
 @functools.cache
 def is_of_library(path: str) -> bool:
     """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none at all (`<stdin>`)."""
-    return path.startswith(_LIBRARIES) and not cell_of(path)
+    return bool(_LIBRARY.match(path)) and not cell_of(path)
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

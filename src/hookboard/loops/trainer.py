@@ -16,15 +16,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.amp import GradScaler
 
 from hookboard.base.either_lightning import is_lightning, is_wrapped
-from hookboard.base.messages import ask_for_rank
 from hookboard.loops.loop import Loop
-
-ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
 
 def _asked(of: str | Callable[[Any], object]) -> Any:

@@ -17,7 +17,6 @@ from hookboard.base.torch_private import (
     can_be_read,
     computing_plainly,
     in_backward,
-    overrides_operations,
     unseen,
 )
 from hookboard.measure.card import needs_host
@@ -191,7 +190,7 @@ def attention_numbers(
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     # A class with operations of its own may attend to other numbers than it holds.
-    are_plain = all(can_be_read(one) and not overrides_operations(one) for one in tensors)
+    are_plain = all(can_be_read(one) and type(one) in (Tensor, nn.Parameter) for one in tensors)
     if not are_plain or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():

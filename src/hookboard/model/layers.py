@@ -5,46 +5,26 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import children_of, parameters_in
-from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
-Kind = Literal[
-    "rectifier",
-    "bounded",
-    "smooth",
-    "norm",
-    "activated_norm",
-    "linear",
-    "conv",
-    "embedding",
-    "recurrent",
-    "attention",
-    "dropout",
-    "other",
-]
+Activation = Literal["rectifier", "bounded", "smooth"]
+Norm = Literal["norm", "activated_norm"]
+Kind = Literal[Activation, Norm, "linear", "conv", "embedding", "recurrent", "attention", "dropout", "other"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "rectifier": (nn.ReLU, nn.ReLU6, nn.Threshold),
     "bounded": (nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign),
     "smooth": (nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.Softplus, nn.Hardswish),
-    "norm": (
-        *BATCH_NORMS,
-        nn.InstanceNorm1d,
-        nn.InstanceNorm2d,
-        nn.InstanceNorm3d,
-        nn.LayerNorm,
-        nn.GroupNorm,
-        nn.RMSNorm,
-    ),
+    "norm": (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
     "linear": (nn.Linear, nn.Bilinear),
     "conv": (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     "embedding": (nn.Embedding, nn.EmbeddingBag),
@@ -65,7 +45,7 @@ LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CEL
 RECTIFIER_NAME = re.compile(r"Re[Ll][Uu]")
 """Class names of activations that give 0 below 0, unless `LEAKY_NAME` fits, such as `ReLUSquaredActivation`."""
 
-NORM_KINDS: frozenset[Kind] = frozenset({"norm", "activated_norm"})
+NORM_KINDS: frozenset[Kind] = frozenset(get_args(Norm))
 """Kinds of layers that normalize."""
 
 CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
@@ -99,7 +79,7 @@ class Layer:
         weights: the dotted names of its own weights, without those of submodules.
         trainable: the weights with a parameter that requires gradients.
         shapes: the shape of each weight, by dotted name; if a parametrization computes it, the shape of its first
-            original parameter. Nested weights are left out.
+            original parameter.
         computed: the weights that a parametrization computes; they have no gradient of their own.
         has_modes: whether it may do something else in evaluation than in training.
     """
@@ -155,7 +135,9 @@ def _kind_by_name(module: nn.Module) -> Kind:
     if any(map(parameters_in, children_of(module).values())):
         return "other"  # a block
     if NORM_NAME.search(name):
-        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in parameters_in(module).values()) else "other"
+        # At most one dimension of a gain or a bias is not 1.
+        are_vectors = all(p.numel() == max(p.shape, default=1) for p in parameters_in(module).values())
+        return "norm" if are_vectors else "other"
     if parameters_in(module) or children_of(module):
         return "other"
     if name in RANGES:
@@ -163,11 +145,6 @@ def _kind_by_name(module: nn.Module) -> Kind:
     if LEAKY_NAME.search(name):
         return "smooth"
     return "rectifier" if RECTIFIER_NAME.search(name) else "other"
-
-
-def _is_vector(shape: Sequence[int] | None) -> bool:
-    """Return True if at most one dimension of a shape is not 1, or the shape is unknown (None)."""
-    return shape is None or math.prod(shape) == max(shape, default=1)
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
@@ -186,7 +163,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     layers = {}
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
-        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
+        shapes = {weight: tuple(weights[weight].parameters[0].shape) for weight in names}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
         trainable = frozenset(one for one in names if any(p.requires_grad for p in weights[one].parameters))
         kind, has_modes = kind_of(module), _has_modes(module)
@@ -219,15 +196,10 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
     >>> order_with_late(["b", "a"], ["c"], ["a", "b", "c"])
     ['b', 'a', 'c']
     """
-    order = list(order)
-    there = set(order)
-    missing = [name for name in dict.fromkeys(late) if name not in there]
-    if missing:
-        places = {name: place for place, name in enumerate(defined)}
-        for name in missing:
-            own = places[name]
-            behind = [place for place, other in enumerate(order, 1) if places.get(other, own) < own]
-            order.insert(behind[-1] if behind else 0, name)
+    order, places = list(order), {name: place for place, name in enumerate(defined)}
+    for name in [name for name in dict.fromkeys(late) if name not in set(order)]:
+        behind = [place for place, other in enumerate(order, 1) if places.get(other, math.inf) < places[name]]
+        order.insert(behind[-1] if behind else 0, name)
     return order
 
 
@@ -277,7 +249,7 @@ class ChannelDims:
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers
         self._is_last = False
-        self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
+        self._known: dict[tuple[str, int], bool] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
@@ -294,12 +266,9 @@ class ChannelDims:
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
         layer, key = self._layers.get(site.name), (site.name, tensor.dim())
-        known = self._known.get(key)
-        if known is None or known[0] is not layer:  # a model may get another layer of that name
-            is_last = _gains_stand_last(layer, tensor)
-            is_last = _stands_last(layer, self._is_last) if is_last is None else is_last
-            known = self._known[key] = layer, is_last
-        self._is_last = known[1]
+        if key not in self._known:
+            self._known[key] = _stands_last(layer, self._is_last, tensor)
+        self._is_last = self._known[key]
         return _dim(layer, tensor, self._is_last)
 
 
@@ -336,37 +305,28 @@ class DefinedDims:
         if ROLES[site.role].of_parameter or site.role in OF_PARTS:
             return 0
         layer = self._layers.get(site.name)
-        is_last = _gains_stand_last(layer, tensor)
-        return _dim(layer, tensor, self._stands_last.get(site.name, False) if is_last is None else is_last)
+        return _dim(layer, tensor, _stands_last(layer, self._stands_last.get(site.name, False), tensor))
 
 
-def _stands_last(layer: Layer | None, before: bool) -> bool:
+def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None) -> bool:
     """Return True if the last dimension of a layer's output holds its channels.
 
-    `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind that keeps the
-    order of its input's dimensions.
+    For a norm it is the dimension of `tensor` that alone has as many elements as the norm has gains; if there is none,
+    its name decides. `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind
+    that keeps the order of its input's dimensions.
     """
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
         return True
     if layer.kind in NORM_KINDS:
+        if layer.shapes and tensor is not None and not tensor.is_nested:  # a nested one has no sizes
+            gains = math.prod(next(iter(layer.shapes.values())))
+            is_second, is_last = tensor.shape[1] == gains, tensor.shape[-1] == gains
+            if is_second != is_last:
+                return is_last
         return CHANNELS_SECOND_NAME.search(layer.type) is None
     return before and layer.kind != "conv"
-
-
-def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
-    """Return which dimension of a norm's output has as many elements as the norm has gains.
-
-    Returns:
-        True if only the last has, False if only the second has; None if both or neither have, if it is no norm,
-        or for a nested tensor.
-    """
-    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes or tensor.is_nested:  # which has no sizes
-        return None
-    gains = math.prod(next(iter(layer.shapes.values())))
-    is_last = tensor.shape[-1] == gains
-    return is_last if is_last != (tensor.shape[1] == gains) else None
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:

@@ -44,14 +44,10 @@ def stored(gradient: Tensor) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Return about how many bytes a tensor holds, also a sparse one; 0 for a nested one.
+    """Return how many bytes the values of a tensor take, of a sparse one those that it stores; 0 for a nested one.
 
     >>> import torch
     >>> bytes_of(torch.zeros(4)), bytes_of(torch.eye(4).to_sparse())
-    (16, 80)
+    (16, 16)
     """
-    if tensor.is_nested:
-        return 0
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    return explicit_values(tensor).numel() * (tensor.element_size() + 16)  # with two indices for each value
+    return 0 if tensor.is_nested else stored(tensor).nbytes

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.torch_private import (
-    buffers_of,
-    drop_hooks,
-    modules_in,
-    modules_of,
-    parameters_in,
-    parameters_of,
-    without_autocast,
-)
+from hookboard.base.torch_private import modules_of, parameters_in, parameters_of, without_autocast
 from hookboard.model.state import same_random_state
 
 
@@ -66,9 +58,7 @@ class Weight:
 
     def is_same(self, other: "Weight | None") -> bool:
         """Return True if both are made of the same parameters; False for None."""
-        if other is None or len(self.parameters) != len(other.parameters):
-            return False
-        return all(a is b for a, b in zip(self.parameters, other.parameters, strict=True))
+        return other is not None and [*map(id, self.parameters)] == [*map(id, other.parameters)]
 
 
 def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
@@ -102,48 +92,29 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight that a module computes with, detached.
 
     A pruned weight is computed as `weight_orig * weight_mask`, because the attribute still has the value of the last
-    forward. A weight that a parametrization or a property computes is computed anew, without side effects.
+    forward. A weight that a parametrization computes is computed anew, without side effects.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
         return original.detach() * mask.detach()  # type: ignore[no-any-return]  # getattr is untyped
     if attribute in parametrized(module):
-        parametrization: Any = module.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
-        # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
-        return _computed(parametrization, lambda twin: twin.forward())
-    held = parameters_of(module).get(attribute, vars(module).get(attribute))
-    return held.detach() if isinstance(held, Tensor) else _computed(module, lambda twin: getattr(twin, attribute))
+        return _computed(module.parametrizations[attribute])  # type: ignore[index]  # a ModuleDict
+    return getattr(module, attribute).detach()  # type: ignore[no-any-return]  # getattr is untyped
 
 
-def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
-    """Return the tensor that a module's code computes from its parameters, detached.
+def _computed(parametrization: Any) -> Tensor:
+    """Return the weight that a parametrization computes from its parameters, detached.
 
-    The code runs on a copy of the module, in evaluation mode and without autocast, and without hooks except torch's
-    own. The random state is restored afterwards. torch's generators are seeded with 0, so that two results differ only
-    if the module does.
-
-    Args:
-        module: the module whose code runs.
-        compute: runs the code of the copy and returns the tensor.
-
-    Raises:
-        TypeError: the code returned something else.
+    Its code runs on a copy, in evaluation mode and without autocast. The random state is restored afterwards. torch's
+    generators are seeded with 0, so that two results differ only if the module does.
     """
-    held = (one for part in modules_in(module).values() for one in (parameters_of(part), buffers_of(part), vars(part)))
-    tensors = [tensor for one in held for tensor in one.values() if isinstance(tensor, Tensor)]
     with torch.no_grad(), without_autocast(), same_random_state():
-        # Without gradients, and also of tensors in a graph, which cannot be copied.
-        twin = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
-        drop_hooks(modules_in(twin).values())
-        for part in modules_in(twin).values():
-            part.training = False
+        twin = copy.deepcopy(parametrization).eval()
         torch.default_generator.manual_seed(0)
         if torch.cuda.is_initialized():  # otherwise the seed would replace the one that the user has set for its start
             torch.cuda.manual_seed_all(0)
-        weight = compute(twin)
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"a weight that is not a tensor: {type(weight).__name__}")
-    return weight.detach()
+        # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
+        return twin.forward().detach()  # type: ignore[no-any-return]  # of the user's class
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:

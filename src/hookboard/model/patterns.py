@@ -5,8 +5,8 @@ The page of the tab reads them too: `board/static/patterns.js`.
 
 import itertools
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from hookboard.base.messages import listed
@@ -99,16 +99,12 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
     'layers.0, layers.1'
     """
     names = list(dict.fromkeys(names))
-    likely = Counter(pattern for name in names for pattern in _with_stars(name))
-    patterns = {pattern for pattern, count in likely.items() if count > 1}
-    starred: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # by depth, as a star stays within one name
-    for parts in (pattern.split(".") for pattern in patterns):
-        starred[len(parts)].add(tuple(i for i, part in enumerate(parts) if part == "*"))
-    alike: dict[str, set[str]] = defaultdict(set)
-    for name in {*names, *among} - {""}:
-        for places in starred[name.count(".") + 1]:
-            alike[_starred(name, places)].add(name)
-    meant = {pattern: alike[pattern] for pattern in patterns if alike[pattern] <= set(names)}
+    everything = {*names, *among}
+    meant = {}
+    for pattern, count in Counter(pattern for name in names for pattern in _with_stars(name)).items():
+        alike = set(matched(pattern, everything)) if count > 1 else set()
+        if alike and alike <= set(names):
+            meant[pattern] = alike
     said: dict[str, None] = {}
     done: set[str] = set()
     for name in names:
@@ -122,12 +118,8 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
 
 def _with_stars(name: str) -> Iterator[str]:
     """Yield the name with each choice of its parts that are numbers (the first MAX_STARS of them) replaced by stars."""
-    numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MAX_STARS]
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()][:MAX_STARS]
     for count in range(1, len(numbers) + 1):
-        for chosen_ones in itertools.combinations(numbers, count):
-            yield _starred(name, chosen_ones)
-
-
-def _starred(name: str, places: Sequence[int]) -> str:
-    """Return a dotted name with stars in place of the parts at these places, counted from 0."""
-    return ".".join("*" if i in places else part for i, part in enumerate(name.split(".")))
+        for places in itertools.combinations(numbers, count):
+            yield ".".join("*" if i in places else part for i, part in enumerate(parts))

@@ -1,12 +1,10 @@
 """Selects modules by patterns and types."""
 
 import pydoc
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torchmetrics import Metric
 
 from hookboard.base.checks import several
@@ -16,7 +14,6 @@ from hookboard.base.torch_private import children_of, modules_in, parameters_in
 from hookboard.model.parameters import parametrized
 from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
-T = TypeVar("T", bound=str | type)
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]
 
@@ -68,21 +65,23 @@ def select(
     if owning == "parameters" or _is_leaf("", root):
         named = {"": root, **named}
     patterns, kinds = check_selection(modules, types)
-    wanted_names, unwanted_names = (_names_of(given, _names_matching, named) for given in parted(patterns))
-    wanted_types, unwanted_types = (_names_of(given, _names_of_type, named) for given in parted(kinds))
-    chosen = set(named) - (unwanted_names or set()) - (unwanted_types or set())
-    for wanted in (wanted_names, wanted_types):
-        chosen &= chosen if wanted is None else wanted
-    if wanted_names is None and owning == "forward":
-        if wanted_types is None:
+    (wanted_names, unwanted_names), (wanted_types, unwanted_types) = parted(patterns), parted(kinds)
+    chosen = set(named).difference(
+        *(_names_matching(pattern, named) for pattern in unwanted_names),
+        *(_names_of_type(kind, named) for kind in unwanted_types),
+    )
+    if wanted_names:
+        chosen &= set().union(*(_names_matching(pattern, named) for pattern in wanted_names))
+    if wanted_types:
+        chosen &= set().union(*(_names_of_type(kind, named) for kind in wanted_types))
+    if not wanted_names and owning == "forward":
+        if not wanted_types:
             chosen = {name for name in chosen if _is_leaf(name, named[name])}
         everything = {"": root, **named}
         chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
     kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
-    if not kept and modules is None and types is None and _owns(root, owning):
-        return {"": root}  # as a module that calls others by `torch.func.functional_call`
     if not kept:
-        raise _nothing_left(modules, types, owning, [n for n in named if n in chosen], named)
+        raise _nothing_left(modules, types, owning, {name: named[name] for name in named if name in chosen})
     return kept
 
 
@@ -108,21 +107,12 @@ def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     If a wrapper and the module inside it then have the same name, the name means the module inside.
     """
-    everything = modules_in(root)
     found: dict[str, nn.Module] = {}
-    for name, module in everything.items():
-        parts = name.split(".")
-        own = [part for i, part in enumerate(parts) if not _is_wrapping(parts, i, everything)]
-        if own and name:
+    for name, module in modules_in(root).items():
+        own = [part for part in name.split(".") if part and part not in WRAPPERS]
+        if own:
             found[".".join(own)] = module
     yield from found.items()
-
-
-def _is_wrapping(parts: list[str], i: int, everything: dict[str, nn.Module]) -> bool:
-    if parts[i] in WRAPPERS:
-        return True
-    parent = everything.get(".".join(parts[:i]))
-    return parts[i] == "module" and isinstance(parent, DistributedDataParallel | DataParallel)
 
 
 def check_selection(modules: object, types: object = None) -> tuple[list[str], list[str | type]]:
@@ -134,10 +124,7 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     Raises:
         ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
     """
-    a_pattern = (
-        "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=, the model in "
-        "Trainer.fit)"
-    )
+    a_pattern = "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=)"
     a_type = "a class or its name, such as 'Conv2d', or several in a list"
     default = "for the default"
     patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
@@ -149,39 +136,17 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
 
 
-def _names_of(given: list[T], names_of: Callable[[T, dict[str, nn.Module]], set[str]], named: Any) -> set[str] | None:
-    """Return the union of `names_of(one, named)` over all `given`; None, for no restriction, if nothing is given."""
-    return set().union(*(names_of(one, named) for one in given)) if given else None
-
-
 def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
     found = set(matched(pattern, named))
     if not found:
-        named = {name: module for name, module in named.items() if name}
-        raise ValueError(
-            f"modules: the pattern {pattern!r} matches no module{_meant(pattern, named)}. "
-            f"The modules are: {listed(named)}."
-        )
+        near, names = _nearest(pattern.removeprefix(REGEX_PREFIX), named), listed(filter(None, named))
+        raise ValueError(f"modules: the pattern {pattern!r} matches no module{near}. The modules are: {names}.")
     return found
 
 
-def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
-    """Guess what a pattern that matches nothing was meant to be: a clause such as "; it is a type: ...", or ""."""
-    if any(type(module).__name__ == pattern for module in named.values()):
-        return f"; that is a type, so pass types={pattern!r}"
-    owner, _, attribute = pattern.rpartition(".")
-    if owner in named and attribute in parameters_in(named[owner], recurse=False):
-        return f"; that is a parameter, so select its module, {owner!r}"
-    wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
-    if wider != pattern and not pattern.startswith(REGEX_PREFIX):
-        count = len(matched(wider, named))
-        if count:
-            return f"; '*' matches only within one name, but {wider!r} matches {count}"
-    return _nearest(closest(pattern.removeprefix(REGEX_PREFIX), named))
-
-
-def _nearest(names: list[str]) -> str:
+def _nearest(given: str, valid: Iterable[str]) -> str:
     """Return a clause with the names that are closest to a wrong one; "" if there are none."""
+    names = closest(given, valid)
     are = "is" if len(names) == 1 else "are"
     return f"; the closest {are} {', '.join(map(repr, names))}" if names else ""
 
@@ -191,18 +156,17 @@ def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
     if not found:
         present = sorted({type(module).__name__ for module in named.values()})
         given = kind if isinstance(kind, str) else kind.__name__
-        near = closest(given, present)
-        raise ValueError(f"types: no module is a {given!r}{_nearest(near)}. The types are: {listed(present)}.")
+        raise ValueError(
+            f"types: no module is a {given!r}{_nearest(given, present)}. The types are: {listed(present)}."
+        )
     return found
 
 
 def _is_of_type(module: nn.Module, kind: str | type) -> bool:
-    if isinstance(kind, type):
-        return isinstance(module, kind)
-    if "." not in kind:
-        return any(cls.__name__ == kind for cls in type(module).__mro__)
-    located = pydoc.locate(kind)
-    return isinstance(located, type) and isinstance(module, located)
+    located = pydoc.locate(kind) if isinstance(kind, str) and "." in kind else kind
+    if isinstance(located, type):
+        return isinstance(module, located)
+    return any(cls.__name__ == located for cls in type(module).__mro__)
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
@@ -223,20 +187,17 @@ def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
         return bool(parameters_in(module, recurse=False) or parametrized(module))
     forward = getattr(type(module), "forward", None)
-    package = (getattr(forward, "__module__", None) or "").partition(".")[0]  # code that e3nn makes has None
+    package = str(getattr(forward, "__module__", None)).partition(".")[0]
     return forward is not nn.Module.forward and package not in PACKAGES
 
 
 def _nothing_left(
-    modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
+    modules: Patterns | None, types: Types | None, owning: str, chosen: dict[str, nn.Module]
 ) -> ValueError:
     if modules is None and types is None:
         what = "module whose forward could be hooked" if owning == "forward" else "parameter"
         return NothingToSelectError(f"the model has no {what}")
-    named_types = {name: f"{name} ({type(module).__name__})" for name, module in named.items() if name}
     given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
-    if any(chosen):
-        lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
-        selected = listed(named_types[name] for name in chosen if name)
-        return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
-    return ValueError(f"{given} selects no module. The modules are: {listed(named_types.values())}.")
+    selected = listed(f"{name} ({type(module).__name__})" for name, module in chosen.items() if name)
+    lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
+    return ValueError(f"{given} selects {f'{selected}, but none of them has {lack}' if selected else 'no module'}.")

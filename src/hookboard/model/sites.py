@@ -1,22 +1,14 @@
 """Sites (the tensor slots that are watched), their roles, and their tags."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-Role = Literal[
-    "input",
-    "output",
-    "grad_input",
-    "grad_output",
-    "attention_logit",
-    "attention_entropy",
-    "expert_tokens",
-    "parameter",
-    "parameter_grad",
-    "parameter_before",
-    "parameter_update",
-]
+AttentionRole = Literal["attention_logit", "attention_entropy"]
+PartRole = Literal[AttentionRole, "expert_tokens"]
+ParameterRole = Literal["parameter", "parameter_grad", "parameter_before", "parameter_update"]
+Role = Literal["input", "output", "grad_input", "grad_output", PartRole, ParameterRole]
 
 Stage = Literal["train", "validate", "test", "predict"]
 """Where a model runs, in Lightning's terms."""
@@ -59,10 +51,10 @@ ROLES: dict[Role, RoleTraits] = {
 }
 """All roles, with their properties."""
 
-ATTENTION_ROLES: tuple[Role, Role] = ("attention_logit", "attention_entropy")
+ATTENTION_ROLES: tuple[Role, Role] = get_args(AttentionRole)
 """What is measured inside `scaled_dot_product_attention`: the largest logit and the entropy of each sampled query."""
 
-OF_PARTS: tuple[Role, ...] = (*ATTENTION_ROLES, "expert_tokens")
+OF_PARTS: tuple[Role, ...] = get_args(PartRole)
 """Roles whose tensors have in their first dimension the parts that are measured: heads, or experts."""
 
 
@@ -146,12 +138,8 @@ def read_scalar_tag(tag: str) -> Tag | None:
     Tag(stage='validate', kind='input_gradient', statistic='std', path='encoder.lstm/1')
     >>> read_scalar_tag("train/loss")
     """
-    head, slash, path = tag.partition("/")
-    stage, rest = _read_stage(head)
-    kind = next((kind for kind in _KINDS if rest.startswith(f"{kind}_")), None)
-    if not slash or kind is None or len(rest) <= len(kind) + 1:
-        return None
-    return Tag(stage, kind, rest[len(kind) + 1 :], path)
+    found = _SCALAR.fullmatch(tag)
+    return found and Tag(_stage(found[1]), found[2], found[3], found[4])
 
 
 def read_histogram_tag(tag: str) -> Tag | None:
@@ -160,18 +148,18 @@ def read_histogram_tag(tag: str) -> Tag | None:
     >>> read_histogram_tag("gradients/head")
     Tag(stage='train', kind='gradient', statistic='', path='head')
     """
-    head, slash, path = tag.partition("/")
-    stage, rest = _read_stage(head)
-    kind = next((kind for kind in _KINDS if rest == _plural(kind)), None)
-    return Tag(stage, kind, "", path) if slash and kind is not None else None
+    found = _HISTOGRAM.fullmatch(tag)
+    return found and Tag(_stage(found[1]), _PLURALS[found[2]], "", found[3])
 
 
-_KINDS = sorted({traits.kind for traits in ROLES.values()}, key=len, reverse=True)
-"""Longest first, because `parameter_gradient` also begins with `parameter`."""
+_STAGES = "|".join(get_args(Stage))
+_PLURALS = {_plural(traits.kind): traits.kind for traits in ROLES.values() if traits.kind}
+# Longest first, because `parameter_gradient` also begins with `parameter`.
+_KINDS = "|".join(sorted(_PLURALS.values(), key=len, reverse=True))
+_SCALAR = re.compile(rf"(?:({_STAGES})_)?({_KINDS})_([^/]+)/(.*)", re.DOTALL)
+_HISTOGRAM = re.compile(rf"(?:({_STAGES})_)?({'|'.join(_PLURALS)})/(.*)", re.DOTALL)
 
 
-def _read_stage(head: str) -> tuple[Stage, str]:
-    for stage in get_args(Stage):
-        if head.startswith(f"{stage}_"):
-            return stage, head.removeprefix(f"{stage}_")
-    return "train", head
+def _stage(read: Any) -> Stage:
+    stage: Stage = read or "train"
+    return stage

@@ -40,17 +40,17 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
     modules = [part for root in roots for part in modules_in(root).values()]
     own = [p for root in roots for p in parameters_in(root).values()]
     weights = [one for one in held if isinstance(one, nn.Parameter)] + (own if with_weights else [])
-    weights = [weight for weight in weights if not is_lazy(weight)]
+    # Torch refuses to write what is no leaf, as in a copy of a scripted module, or was made in inference mode.
+    weights = [weight for weight in weights if not is_lazy(weight) and weight.is_leaf and not weight.is_inference()]
     memo: dict[int, Any] = {id(one): one for one in (*modules, *own, *weights)}
     # A TorchScript module's buffers are no dict, and stay.
     attributes = [one for one in (*map(vars, modules), *map(buffers_of, modules), *held) if isinstance(one, dict)]
     # Some models add hooks or layers when they are called first, and note that they have.
     parts = [part for module in modules for name in _OF_TORCH if isinstance(part := vars(module).get(name), dict)]
     dicts = [(one, dict(one)) for one in (*attributes, *parts)]
-    values = [(one, one.data, one.detach().clone(), one.requires_grad) for one in weights]
-    gradients = [(weight, weight.grad) for weight in weights if weight.is_leaf]
+    values = [(weight, weight.detach().clone(), weight.requires_grad, weight.grad) for weight in weights]
     try:
-        for weight, _ in gradients:
+        for weight in weights:
             weight.grad = None
         for one in attributes:
             own_values = {name: value for name, value in one.items() if name not in _OF_TORCH}
@@ -61,34 +61,22 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
             if list(now) != list(before):  # also in their order
                 now.clear()
             now.update(before)
-        for given in values:
-            _rewrite(*given)
-        for weight, gradient in gradients:
-            weight.grad = gradient
+        for weight, before_it, required_grad, gradient in values:
+            # Past its version: a graph that holds the tensor gets back the very values that it was built with.
+            weight.data.copy_(before_it)
+            weight.requires_grad_(required_grad).grad = gradient
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """Return `copy.deepcopy(value, memo)`, with copies of tensors that it refuses; the value itself if it fails."""
     memo = {} if memo is None else memo
-    for _, tensor in tensors_in(value):  # `deepcopy` refuses nested ones, and what is part of a graph
-        twin = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
-        memo.setdefault(id(tensor), twin)
     try:
+        for _, tensor in tensors_in(value):  # `deepcopy` refuses nested ones, and what is part of a graph
+            twin = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
+            memo.setdefault(id(tensor), twin)
         return copy.deepcopy(value, memo)
-    except Exception:  # of the user's class
+    except Exception:  # of the user's class, or it holds itself
         return value
-
-
-def _rewrite(weight: Tensor, held: Tensor, before: Tensor, required_grad: bool) -> None:
-    """Give a parameter the values `before` in the memory `held` that it had."""
-    if weight.requires_grad != required_grad:
-        weight.requires_grad_(required_grad)
-    if weight.shape != held.shape or weight.data_ptr() != held.data_ptr():
-        weight.data = held
-    # What is unchanged is not written: torch refuses to write to a parameter that was made in inference mode.
-    if not held.is_cpu or not torch.equal(held, before):
-        # Past its version: a graph that holds the tensor gets back the very values that it was built with.
-        held.copy_(before)
 
 
 @contextmanager
