@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from hookboard.measure.histogram import count_below, quantile
-from hookboard.measure.row import FIELDS, Moments
+from hookboard.measure.row import FIELDS, NONFINITE, Moments
 
-_COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))
+_COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
 
 
 AxisScale = Literal["log", "linear"]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedSite:
+class MergedSite(NamedTuple):
     """Everything measured of one site, merged over all its tensors of a step.
 
     Args:
@@ -42,20 +41,16 @@ class DerivedStatistic(NamedTuple):
         why_not: why a site may have no such statistic, used in messages.
     """
 
-    needs: frozenset[str]
+    needs: Literal["", "bins", "channels"]
     value: Callable[[MergedSite], float | None]
     about: str
     why_not: str = ""
     scale: AxisScale = "linear"
 
 
-def _quantile(share: float) -> Callable[[MergedSite], float | None]:
-    def value(merged: MergedSite) -> float | None:
-        if merged.bins is None:
-            return None
-        return quantile(merged.bins, merged.moments.min, merged.moments.max, share)
-
-    return value
+def _quantile(share: float, merged: MergedSite) -> float | None:
+    low, high = merged.moments.min, merged.moments.max
+    return None if merged.bins is None else quantile(merged.bins, low, high, share)
 
 
 def _dead_fraction(merged: MergedSite) -> float | None:
@@ -64,25 +59,21 @@ def _dead_fraction(merged: MergedSite) -> float | None:
         return None
     finite = channels[:, _COUNT]
     seen = finite > 0
-    dead = (channels[:, _ZEROS] == finite) & (channels[:, _NAN : _NEGINF + 1].sum(axis=1) == 0)
+    dead = (channels[:, _ZEROS] == finite) & (channels[:, NONFINITE].sum(axis=1) == 0)
     return float(np.mean(dead[seen])) if seen.any() else math.nan
 
 
-def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:
-    """Return what computes the share of nonzero values below the smallest normal number of a dtype (or of the site's).
+def _underflow(dtype: torch.dtype | None, merged: MergedSite) -> float | None:
+    """Return the share of nonzero values below the smallest normal number of a dtype (or of the site's).
 
-    That gives None for float64, for a dtype that is no float, and if the values were not counted into bins.
+    None for float64, for a dtype that is no float, and if the values were not counted into bins.
     """
-
-    def value(merged: MergedSite) -> float | None:
-        of = dtype or merged.dtype
-        if merged.bins is None or of is None or not of.is_floating_point or of is torch.float64:
-            return None
-        nonzero = merged.moments.count - merged.moments.zeros
-        small = count_below(merged.bins, torch.finfo(of).tiny) - merged.moments.zeros
-        return small / nonzero if nonzero else math.nan
-
-    return value
+    of = dtype or merged.dtype
+    if merged.bins is None or of is None or not of.is_floating_point or of is torch.float64:
+        return None
+    nonzero = merged.moments.count - merged.moments.zeros
+    small = count_below(merged.bins, torch.finfo(of).tiny) - merged.moments.zeros
+    return small / nonzero if nonzero else math.nan
 
 
 def _headroom(merged: MergedSite) -> float | None:
@@ -100,29 +91,29 @@ _BINS = "its values are not binned"
 _CHANNELS = "the tensor has no channel dimension, or the number of channels differs between calls"
 
 DERIVED: dict[str, DerivedStatistic] = {
-    "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
+    "p01": DerivedStatistic("bins", partial(_quantile, 0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),
+    "p50": DerivedStatistic("bins", partial(_quantile, 0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
+    "p99": DerivedStatistic("bins", partial(_quantile, 0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
     "dead_fraction": DerivedStatistic(
-        frozenset({"channels"}),
+        "channels",
         _dead_fraction,
         "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
         why_not=_CHANNELS,
     ),
     "underflow_fraction": DerivedStatistic(
-        frozenset({"bins"}),
-        _underflow(None),
+        "bins",
+        partial(_underflow, None),
         "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
         why_not="its dtype is float64, complex or not a float",
     ),
     "fp16_underflow_fraction": DerivedStatistic(
-        frozenset({"bins"}),
-        _underflow(torch.float16),
+        "bins",
+        partial(_underflow, torch.float16),
         "fraction of values that float16 would round more coarsely or to 0, regardless of the tensor's dtype",
         why_not=_BINS,
     ),
     "headroom": DerivedStatistic(
-        frozenset(),
+        "",
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left before "
         "overflow; infinite if all values are 0",

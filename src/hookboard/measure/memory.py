@@ -94,12 +94,8 @@ def can_subtract(minus: Tensor, values: Tensor) -> bool:
     """Return True if a kernel can read `minus` beside `values`: it lies in the same order, without gaps."""
     if not is_plain(minus) or minus.dtype is not values.dtype or minus.device != values.device or minus.is_neg():
         return False
-    return minus.shape == values.shape and _lies_as(minus.shape, minus.stride(), values.stride())
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _lies_as(shape: torch.Size, stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return True if a tensor with these strides has no gaps and the order of the other, which may have some."""
-    order, wanted = dense_order(shape, stride), dense_order(shape, other)
-    wanted = [*range(len(shape))] if wanted is None else wanted  # parts with gaps between them follow each other
-    return order is not None and [d for d in order if shape[d] > 1] == [d for d in wanted if shape[d] > 1]
+    if minus.shape != values.shape or minus.stride()[1:] != values.stride()[1:]:
+        return False
+    # The values may have gaps between the parts of their first dimension; these then follow each other.
+    is_dense = minus.stride() == values.stride() and dense_order(minus.shape, minus.stride()) is not None
+    return is_dense or minus.is_contiguous()

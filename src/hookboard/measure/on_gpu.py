@@ -41,8 +41,7 @@ from torch import Tensor
 from hookboard.base.messages import inform, warn_switched_off
 from hookboard.base.torch_private import stream_number
 from hookboard.measure import memory, row
-from hookboard.measure.card import adds_float64_fast, has_kernels, processors, uploaded_from
-from hookboard.measure.values import with_memory
+from hookboard.measure.card import adds_float64_fast, processors, uploaded_from
 
 WIDTH = tl.constexpr(row.WIDTH)
 COLUMNS = tl.constexpr(16)  # of a row in a tile, whose sizes are powers of two
@@ -305,7 +304,6 @@ def measure(
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)  # float32 has all of their values
 OPTIONS = {"enable_fp_fusion": True}  # of compiling; `maxnreg` is not among them: Triton for AMD does not know it
 WARPS = {False: 4, True: 8}  # of a program, without and with bins
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -321,8 +319,6 @@ many run at once. Of those with more to keep, with bins or channels side by side
 class Form(NamedTuple):
     """How the kernel reads tensors of one shape, stride, dtype and device."""
 
-    channels: int  # 0 if none has a row
-    rows: int  # of the slab: that of the tensor, then one for each channel that has one
     numbers: tuple[int, int, int, int, int]  # `programs`, then `outer` to `every` of `measure`
     needs: tuple[int, int, int]  # how many programs, rows of scratch and counters
     can_align: bool  # all groups begin at a multiple of 16 bytes if the tensor does
@@ -335,26 +331,10 @@ Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
 that; its first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1 if the form has none."""
 
 
-def readable(tensor: Tensor, dim: int | None = None) -> Tensor | None:
-    """Return what the kernel can read of a detached tensor: itself, or a contiguous or float32 copy; None if nothing.
-
-    A tensor whose memory has been freed is a TypeError.
-    """
-    if not memory.is_plain(tensor) or not has_kernels(tensor.device) or not tensor.numel():
-        return None
-    dtype = with_memory(tensor).dtype
-    if dtype in AS_SINGLE or (dtype.is_floating_point and dtype.itemsize == 1):
-        tensor = tensor.float()
-    flags = {"has_bins": False, "has_minus": False, "with_abs_mean": False}
-    if tensor.dtype in DTYPES and form_of(tensor, dim, **flags) is None:
-        tensor = tensor.resolve_neg().contiguous()
-    return None if form_of(tensor, dim, **flags) is None else tensor
-
-
 def form_of(
     tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
 ) -> Form | None:
-    """Return how the kernel reads a `readable` tensor, whose memory must not have been freed; None for others."""
+    """Return how the kernel reads a dense real tensor that is not empty; None if it cannot."""
     given = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dim, has_bins, has_minus, with_abs_mean
     return None if tensor.is_neg() else _form(*given)
 
@@ -379,8 +359,6 @@ def _form(
     constants |= {"PAIRS": not adds_float64_fast(device), "HAS_MINUS": has_minus, "HAS_ABS_MEAN": with_abs_mean}
     constants |= {"HAS_BINS": has_bins, "IS_SHARED": IS_SHARED}
     return Form(
-        channels if every else 0,
-        1 + (row.channel_row_count(channels) if every else 0),
         (programs, outer, channels, inner, every),
         (programs * groups, (programs + 1) * channels + groups, 1 + groups),
         channels % vector == 0 if is_last else channels * outer == 1 or inner % vector == 0,

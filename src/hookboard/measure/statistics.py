@@ -198,7 +198,7 @@ class Plan:
 
     def needs(self, what: Literal["bins", "channels"]) -> bool:
         """Return True if a statistic is computed from the bins, or from the rows of channels."""
-        return any(what in DERIVED[name].needs for name in self.names if name in DERIVED)
+        return any(what == DERIVED[name].needs for name in self.names if name in DERIVED)
 
     @property
     def neutral(self) -> list[float]:
