@@ -43,12 +43,12 @@ KINDS = {
     "jagged": lambda x: nested(x, layout=torch.jagged),
     "coo": lambda x: x.relu().to_sparse(),
     "csr": lambda x: x.relu().to_sparse_csr(),
+    "mkldnn": lambda x: x.detach().to_mkldnn(),
     "scalar": lambda x: x.sum(),
 }
 
 UNREAD = {
     "quantized": lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8),
-    "mkldnn": lambda x: x.detach().to_mkldnn(),
     "masked": lambda x: masked_tensor(x.detach(), x > 0),
 }
 """Those that hold their values in a way of their own."""

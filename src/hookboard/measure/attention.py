@@ -167,33 +167,27 @@ def attention_numbers(
     The arguments are those of `torch.nn.functional.scaled_dot_product_attention`; dropout comes after what is measured.
 
     Returns:
-        Both float64 (float32 where the device has none), shape (heads, queries); one head if `query` has fewer than
-        four dimensions. -Inf is the largest logit of a query that is fully masked, and the entropy of one that sees
-        fewer than two keys; the first query of a causal call has no entropy. None for tensors that cannot be read.
+        Both float64 (float32 where the device has none), shape (heads, queries). -Inf is the largest logit of a query
+        that is fully masked, and the entropy of one that sees fewer than two keys; the first query of a causal call has
+        no entropy. None for tensors that cannot be read, or without four dimensions.
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     # A class with operations of its own may attend to other numbers than it holds.
     are_plain = all(can_be_read(one) and not overrides_operations(one) for one in tensors)
-    if not are_plain or not (query.numel() and key.numel()):
+    if not are_plain or query.dim() != 4 or key.dim() != 4 or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():
-        # All with four dimensions or more: (..., heads, queries or keys, width or keys).
-        q, k, *masks = (one.unsqueeze(-3) if one.dim() == query.dim() <= 3 else one for one in tensors)
-        lead = (1, *torch.broadcast_shapes(*(one.shape[:-3] for one in (q, k, *masks))))
-        (heads, length, width), (groups, keys) = q.shape[-3:], k.shape[-3:-1]
-        heads = max(heads, groups)
-        rows = torch.from_numpy(spread(length, MAX_QUERIES)).to(q.device, non_blocking=True)
-        # By sequence, without a copy of the others.
-        q, k = q.expand(*lead, heads, length, width), k.expand(*lead, groups, keys, width)
-        masks = [mask.expand(*lead, heads, length, keys) for mask in masks]
-        causal = [(rows[:, None] >= torch.arange(keys, device=q.device)).expand(heads, -1, -1)] if is_causal else []
-        wide = torch.float32 if needs_host(q.device) else torch.float64
+        (batch, heads, length, width), keys = query.shape, key.shape[2]
+        rows = torch.from_numpy(spread(length, MAX_QUERIES)).to(query.device, non_blocking=True)
+        # What is masked is taken by sequence, without a copy of the others.
+        mask = None if attn_mask is None else attn_mask.expand(batch, heads, length, keys)
+        causal = (rows[:, None] >= torch.arange(keys, device=query.device)).expand(heads, -1, -1)
+        wide = torch.float32 if needs_host(query.device) else torch.float64
         scale = 1 / math.sqrt(width) if scale is None else scale
         found = []
-        places = np.unravel_index(spread(math.prod(lead), MAX_SEQUENCES), lead)
-        for place in zip(*(index.tolist() for index in places), strict=True):
-            here = [mask[place][:, rows] for mask in masks] + causal
-            for logits, seen in _logits(q[place][:, rows].to(wide) * scale, k[place], here):
+        for place in spread(batch, MAX_SEQUENCES).tolist():
+            masks = ([] if mask is None else [mask[place][:, rows]]) + ([causal] if is_causal else [])
+            for logits, seen in _logits(query[place][:, rows].to(wide) * scale, key[place], masks):
                 entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
                 found.append((logits.amax(-1), entropy.masked_fill(seen < 2, -math.inf)))
         shape = (-1, heads, len(rows))

@@ -236,7 +236,7 @@ class Table:
         slot.is_shared |= not is_whole
         device = measuring_device(part.device) if slot.slab is None else slot.slab.device
         part = part if part.device == device else part.to(device)
-        numbers, zeros = values_of(part)
+        numbers = values_of(part)
         if device not in self._slabs:
             self._slabs[device] = Slab(device, self._plan)
         slab = slot.slab = self._slabs[device]
@@ -246,7 +246,7 @@ class Table:
             wants = self._plan.needs("bins") or self._histogram
             slot.has_bins = not slot.traits.moments_only and (wants(slot.site, part) if callable(wants) else wants)
         self._note(slot, part)
-        if not numbers.numel() and not zeros:
+        if not numbers.numel():
             slot.is_empty = True
             slab.place(slot, slot.width)
             return
@@ -261,7 +261,7 @@ class Table:
 
         form = form_of(numbers, dim) if minus is None or (numbers is part and can_subtract(minus, part)) else None
         if form is None and minus is not None:
-            numbers, minus = values_of(widened(part) - widened(local(minus).to(slab.device)))[0], None
+            numbers, minus = values_of(widened(part) - widened(local(minus).to(slab.device))), None
             form = form_of(numbers, dim)
         if form is None and slab.kernel is not None:
             numbers = widened(numbers).contiguous()
@@ -275,13 +275,9 @@ class Table:
                     slot.readers.clear()
                 slot.readers[key] = Reader(width, form, of_all)
             slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
-        elif numbers.numel():
+        else:
             slab.merge(slot, rows_of(numbers, None if slot.is_mixed else dim))
             slab.count(slot, numbers)
-        if zeros:
-            slab.merge(slot, rows_of(numbers.new_zeros(1), None) * zeros)  # what is not 0 there are counts
-            if slot.bins >= 0:
-                slab.bins[slot.bins, 0] += zeros  # the first bin begins at 0
 
     def _readings(self, columns: Columns, flags: Sequence[float], along: Sequence[float]) -> Readings:
         sites = [slot.site for slot in columns.slots]

@@ -6,23 +6,18 @@ from torch import Tensor, nn
 from hookboard.base.torch_private import as_plain, is_inside_transform
 
 
-def values_of(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the numbers in a detached tensor, and the number of implicit zeros of a sparse one.
+def values_of(tensor: Tensor) -> Tensor:
+    """Return the numbers in a detached tensor, real and dense.
 
-    The numbers are real and dense; of the tensor's shape if that is dense, otherwise of shape (n,), in any order.
-
-    - A dense real tensor gives itself, a complex one the modulus of its numbers, in float64.
-    - A sparse tensor gives its explicit values and the count of implicit zeros.
-    - A nested tensor gives what lies within its lengths.
+    - A dense real tensor gives itself, a complex one the modulus of its numbers, in float64; a sparse one a dense copy.
+    - A nested tensor gives what lies within its lengths, shape (n,).
 
     Raises:
         TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
 
     Examples:
         >>> values_of(torch.tensor([[3 + 4j, 0]]))
-        (tensor([[5., 0.]], dtype=torch.float64), 0)
-        >>> values_of(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
-        (tensor([2.]), 3)
+        tensor([[5., 0.]], dtype=torch.float64)
     """
     kind = type(tensor)
     if nn.parameter.is_lazy(tensor):
@@ -34,7 +29,7 @@ def values_of(tensor: Tensor) -> tuple[Tensor, int]:
             tensor = tensor.contiguous()
         elif tensor.lengths() is not None:  # type: ignore[attr-defined]  # torch has no types for it
             raise TypeError("a nested tensor with holes cannot be measured")
-        return _real(tensor.values()).flatten(), 0
+        return _real(tensor.values()).flatten()
     if kind is not Tensor and kind is not nn.Parameter:
         if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TypeError(f"a {kind.__name__} holds its values in a way of its own")
@@ -46,10 +41,7 @@ def values_of(tensor: Tensor) -> tuple[Tensor, int]:
         raise TypeError("inside torch.func (vmap, grad, jvp, functionalize) the values of a tensor cannot be read")
     if tensor.is_quantized:
         raise TypeError("a quantized tensor holds its values in a way of its own")
-    if tensor.layout is torch.strided:
-        return _real(with_memory(tensor)), 0
-    explicit = (tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor).values()
-    return _real(with_memory(explicit)).flatten(), tensor.numel() - explicit.numel()
+    return _real(with_memory(tensor if tensor.layout is torch.strided else tensor.to_dense()))
 
 
 def _real(tensor: Tensor) -> Tensor:
