@@ -92,10 +92,6 @@ def test_ranks_sample_the_same_channels_of_a_wide_layer(ran):
     )
 
 
-def test_a_histogram_that_a_rank_did_not_count_is_none(ran):
-    assert ran[1][0][0][STEPS][UNCOUNTED].histogram is None
-
-
 def test_the_type_of_a_parameter_is_known_to_all_ranks(ran):
     assert {read[0][WEIGHT].dtype for read, _, _ in ran[1]} == {torch.float32}
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hookboard.measure.histogram import BINS, as_single, bins_of
-from hookboard.measure.row import channel_stride, merge
+from hookboard.measure.row import EMPTY, Moments, channel_stride, merge
+from hookboard.measure.values import values_of
 
 BLOCK = 1 << 21
 """The number of values measured at once, which bounds the memory of temporaries to some 80 MB."""
@@ -25,6 +26,20 @@ def rows_of(tensor: Tensor, dim: int | None) -> Tensor:
         odd = whole[len(whole) // 2 * 2 :]
         whole = torch.cat([merge(whole[0 : len(whole) - len(odd) : 2], whole[1::2]), odd])
     return torch.cat([whole, each[:: channel_stride(len(each))]])
+
+
+def moments_of(tensor: Tensor) -> Moments:
+    """Return the moments of one detached tensor, `abs_mean` too.
+
+    Raises:
+        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
+
+    Examples:
+        >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
+        2.0
+    """
+    values = values_of(tensor)
+    return Moments(*(rows_of(values, None)[0].tolist() if values.numel() else EMPTY))
 
 
 def _rows(tensor: Tensor, dim: int) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,21 +31,23 @@ class MergedSite(NamedTuple):
     dtype: torch.dtype | None
 
 
-class DerivedStatistic(NamedTuple):
-    """How a built-in statistic is computed that needs more than the moments.
+class Formula(NamedTuple):
+    """How a built-in statistic is computed.
 
     Args:
-        needs: `bins` or `channels` if it needs those.
-        value: takes what was measured of a site and returns the statistic; None if the site has no such statistic.
+        value: of `Moments` of arrays over the sites, where the caller silences NumPy's warnings with `np.errstate`. If
+            the moments are not enough, of one `MergedSite`; None if that has no such statistic.
         about: its formula, or a definition in words, for docs/statistics.md.
+        scale: the scale of a chart's axis that suits its values.
+        needs: `bins` or `channels` if it needs those.
         why_not: why a site may have no such statistic, used in messages.
     """
 
-    needs: Literal["", "bins", "channels"]
-    value: Callable[[MergedSite], float | None]
+    value: Callable[[Any], Any]
     about: str
-    why_not: str = ""
     scale: AxisScale = "linear"
+    needs: Literal["", "bins", "channels"] = ""
+    why_not: str = ""
 
 
 def _quantile(share: float, merged: MergedSite) -> float | None:
@@ -87,33 +89,29 @@ def _headroom(merged: MergedSite) -> float | None:
 
 
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
-_BINS = "its values are not binned"
-_CHANNELS = "the tensor has no channel dimension, or the number of channels differs between calls"
 
-DERIVED: dict[str, DerivedStatistic] = {
-    "p01": DerivedStatistic("bins", partial(_quantile, 0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p50": DerivedStatistic("bins", partial(_quantile, 0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p99": DerivedStatistic("bins", partial(_quantile, 0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
-    "dead_fraction": DerivedStatistic(
-        "channels",
+_of_bins = partial(Formula, needs="bins", why_not="its values are not binned")
+
+DERIVED: dict[str, Formula] = {
+    "p01": _of_bins(partial(_quantile, 0.01), f"the 0.01 quantile, {_FROM_BINS}"),
+    "p50": _of_bins(partial(_quantile, 0.50), f"the 0.5 quantile, {_FROM_BINS}"),
+    "p99": _of_bins(partial(_quantile, 0.99), f"the 0.99 quantile, {_FROM_BINS}"),
+    "dead_fraction": Formula(
         _dead_fraction,
         "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
-        why_not=_CHANNELS,
+        needs="channels",
+        why_not="the tensor has no channel dimension, or the number of channels differs between calls",
     ),
-    "underflow_fraction": DerivedStatistic(
-        "bins",
+    "underflow_fraction": _of_bins(
         partial(_underflow, None),
         "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
         why_not="its dtype is float64, complex or not a float",
     ),
-    "fp16_underflow_fraction": DerivedStatistic(
-        "bins",
+    "fp16_underflow_fraction": _of_bins(
         partial(_underflow, torch.float16),
         "fraction of values that float16 would round more coarsely or to 0, regardless of the tensor's dtype",
-        why_not=_BINS,
     ),
-    "headroom": DerivedStatistic(
-        "",
+    "headroom": Formula(
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left before "
         "overflow; infinite if all values are 0",

@@ -55,10 +55,13 @@ def form_of(
     if tensor.dtype not in _TYPES or not tensor.numel() or tensor.is_neg():
         return None
     shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
-    if shape is None or (has_minus and shape.every):
+    if shape is None:
         return None
-    outer, channels = (shape.outer, shape.channels) if shape.every else (shape.channels, 0)
-    return _TYPES[tensor.dtype], outer, channels, shape.inner, shape.apart, max(shape.every, 1), with_abs_mean
+    _, outer, channels, inner, apart, every = shape
+    if has_minus and every:
+        return None
+    outer, channels = (outer, channels) if every else (channels, 0)
+    return _TYPES[tensor.dtype], outer, channels, inner, apart, max(every, 1), with_abs_mean
 
 
 def measure_into(

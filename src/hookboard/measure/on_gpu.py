@@ -1,6 +1,6 @@
 """A Triton kernel that measures tensors on an accelerator, and its launches. Nothing here waits for the device.
 
-It imports Triton: import it only where `has_kernels` is True. One launch reads a tensor, or many, and merges what it
+It imports Triton: import it only where tensors may be on a GPU. One launch reads a tensor, or many, and merges what it
 finds into rows of `FIELDS` that stand in memory already, and into bins. Each program measures tiles of a tensor:
 
 - FIRST: a channel is one run of values, as in a weight (out, in). A tile is `ROWS` groups of `WIDE` values of it.
@@ -344,9 +344,11 @@ def _form(
     shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None, *flags: bool
 ) -> Form | None:
     found, (has_bins, has_minus, with_abs_mean) = memory.shape_in_memory(shape, stride, dim), flags
-    if dtype not in DTYPES or found is None or found.channels > MAX_CHANNELS or found.apart > found.inner:
+    if dtype not in DTYPES or found is None:
         return None
-    layout, outer, channels, inner, _, every = found
+    layout, outer, channels, inner, apart, every = found
+    if channels > MAX_CHANNELS or apart > inner:
+        return None
     is_last, vector = layout == memory.LAST, 16 // dtype.itemsize
     rows, wide, at_once = _tile(layout, vector, has_bins)
     groups = -(-channels // wide) if is_last else channels

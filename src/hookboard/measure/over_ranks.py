@@ -88,8 +88,8 @@ class Agreement:
                     part[1:] = channels
                 elif is_filled:
                     part[1:, 0] = math.nan  # what it lacks is unknown, not empty
-                if extent.has_bins and is_filled:
-                    counts[site][:] = math.nan if counted is None else counted
+                if counted is not None:
+                    counts[site][:] = counted
         # Columns without content are not sent: channels have many rows.
         how = {"with_abs_mean": self._plan.with_abs_mean, "with_nonfinite": with_nonfinite}
         rows = merge_over(self._ranks, torch.from_numpy(rows), **how).numpy()
@@ -98,14 +98,13 @@ class Agreement:
         own = self._merged_own(torch.from_numpy(own)) if self._plan.own else own
         found = []
         for place, (site, extent) in enumerate(self._extents.items()):
-            slot, part, counted = slots[site], rows[spans[place]], counts.get(site)
+            slot, part = slots[site], rows[spans[place]]
             slot.is_off |= math.isnan(part[0, 0])
             is_filled = elements_in(part[0]) > 0
             if not slot.is_off and (site in mine or is_filled):
                 channels = part[1:] if extent.width and is_filled and not math.isnan(part[1, 0]) else None
-                counted = None if counted is None or math.isnan(counted[0]) else counted
                 dtype = mine[site][5] if site in mine else extent.dtype
-                found.append((slot, part[0], own[place], channels, counted, dtype, extent.width))
+                found.append((slot, part[0], own[place], channels, counts.get(site), dtype, extent.width))
         return found
 
     def _merged_own(self, numbers: torch.Tensor) -> np.ndarray:

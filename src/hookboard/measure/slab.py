@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import native
+from hookboard.measure import card, native
 from hookboard.measure.by_torch import count_into, rows_of
-from hookboard.measure.card import has_kernels
 from hookboard.measure.histogram import BINS, shifted
 from hookboard.measure.row import EMPTY, FIELDS, WIDTH, channel_row_count, merge
 from hookboard.measure.statistics import Plan
@@ -27,7 +27,7 @@ _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a table knows of one site: over all steps, and from `width` on of its tensors in this step.
+    """What a table knows of one site: over all steps, and from `start` on of its tensors in this step.
 
     Args:
         site: the site.
@@ -37,11 +37,10 @@ class Slot:
         shape: that of the first tensor; None before, and for nested tensors.
         readers: how its tensors are read, see `Table`.
         slab: where its rows are; None before its first tensor.
-        start: the first of its rows there: its own, which those of its channels follow.
-        room: the number of these rows; 0 before the first tensor with values.
+        start: the first of its rows there: its own, which those of its channels follow; -1 before a tensor with values.
         bins: the row of its bins; -1 without bins.
         width: the number of channels, with or without a row.
-        has_rows: whether a tensor was measured; otherwise the rows are those of an earlier step.
+        has_rows: whether its rows hold something.
         is_empty: whether there was a tensor without elements.
         is_mixed: whether its tensors had different numbers of channels, so that the rows of channels mean nothing.
         dtype: that of the first tensor.
@@ -57,8 +56,7 @@ class Slot:
     shape: tuple[int, ...] | None = None
     readers: dict[object, Any] = field(default_factory=dict)
     slab: "Slab | None" = None
-    start: int = 0
-    room: int = 0
+    start: int = -1
     bins: int = -1
     width: int = 0
     has_rows: bool = False
@@ -72,7 +70,7 @@ class Slot:
     def span(self) -> tuple[int, int]:
         """Where its rows begin and end: its own, and those of its channels if they mean something."""
         has_channels = self.has_rows and not self.is_mixed
-        return self.start, self.start + 1 + (channel_row_count(self.width) if has_channels else 0)
+        return self.start, self.start + (1 + channel_row_count(self.width) if has_channels else 1)
 
     def __post_init__(self) -> None:
         self.traits = ROLES[self.site.role]
@@ -80,6 +78,7 @@ class Slot:
 
     def forget(self) -> None:
         """Begin a step."""
+        self.start = self.bins = -1
         self.has_rows = self.is_empty = self.is_mixed = False
         self.dtype = self.scale = self.own = None
 
@@ -132,22 +131,16 @@ class Slab:
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> None:
-        """See that there is room for the rows of a site whose next tensor has so many channels."""
-        if slot.room and slot.width == width:
-            return
-        rows = 1 + channel_row_count(width)
-        if rows > slot.room and not slot.has_rows:
-            # More than is needed, where it has grown: what it leaves behind is then less than what it has.
-            slot.start, slot.room = self._used, max(rows, 2 * slot.room)
-            self._used += slot.room
+        """See that a site whose next tensor has so many channels has rows in this step, and bins if it counts them."""
+        if slot.start < 0:
+            slot.start, slot.width = self._used, width
+            self._used += 1 + channel_row_count(width)
             self.rows = _grown(self.rows, self._used)
-            if slot.has_bins and slot.bins < 0:
+            if slot.has_bins:
                 slot.bins, self._used_bins = self._used_bins, self._used_bins + 1
                 self.bins = _grown(self.bins, self._used_bins)
-        if slot.has_rows:
+        elif slot.width != width:
             slot.is_mixed = True
-        else:
-            slot.width = width
 
     def follow(self) -> None:
         """Have the current stream wait for the one that was used before, so that launches run in their order.
@@ -190,6 +183,11 @@ class Slab:
         if slot.bins >= 0:
             count_into(self.bins[slot.bins], values)
 
+    def forget(self) -> None:
+        """Begin a step."""
+        self.bins.zero_()
+        self._used = self._used_bins = 0
+
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]
     ) -> Callable[[], tuple[Columns, list[list[float]]]]:
@@ -205,7 +203,7 @@ class Slab:
         carried = {place: slot.scale for place, slot in enumerate(slots) if slot.scale is not None}
         scales = {id(scale): scale for scale in carried.values()}
         further = [torch.stack([*few.values()]) if few else _NONE for few in (owns, scales)]
-        blocks = self.rows[: self._used].clone(), self.bins[: self._used_bins].clone()
+        blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
         copied = sent_together([*blocks, *further, *(_NONE if each is None else each for each in along)])
 
         def arrived() -> tuple[Columns, list[list[float]]]:
@@ -231,10 +229,11 @@ class Slab:
 
 def _kernel_of(device: torch.device) -> Any:
     """Return the module whose kernels read tensors of a device; None if there is none."""
-    if has_kernels(device):
-        from hookboard.measure import on_gpu  # it imports Triton
+    if device.type in card.DEVICES:
+        with suppress(ImportError):  # Triton is missing
+            from hookboard.measure import on_gpu
 
-        return on_gpu
+            return on_gpu
     return native if device.type == "cpu" and native.is_there() else None
 
 

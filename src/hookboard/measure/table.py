@@ -4,7 +4,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
+from hookboard.measure import native
 from hookboard.measure.by_torch import rows_of
-from hookboard.measure.card import has_kernels, measuring_device
+from hookboard.measure.card import measuring_device
 from hookboard.measure.histogram import histograms
 from hookboard.measure.memory import can_subtract, is_plain
-from hookboard.measure.native import report_missing_kernel
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS, Moments
+from hookboard.measure.row import FIELDS
 from hookboard.measure.slab import Columns, Job, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
 from hookboard.measure.values import values_of, widened, with_memory
@@ -32,18 +32,9 @@ MOST_READERS = 256
 """Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
 
 
-class Reader(NamedTuple):
-    """How tensors of a site that have the same key are read: nothing else is to be checked of them.
-
-    Args:
-        width: the number of channels; 0 if they are not measured.
-        form: how the kernel of the slab's device reads such tensors.
-        form_of_all: the same without channels.
-    """
-
-    width: int
-    form: Any
-    form_of_all: Any
+Reader = tuple[int, Any, Any]
+"""How tensors of a site that have the same key are read, of which nothing else is to be checked: the number of
+channels, or 0; how the kernel of the slab's device reads such tensors; and the same without channels."""
 
 
 class Table:
@@ -146,7 +137,7 @@ class Table:
             for slot in self._slots.values():
                 slot.forget()
             for slab in self._slabs.values():
-                slab.bins.zero_()
+                slab.forget()
 
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
         """Take what was measured since the last call, forget it, and start its copy to the host.
@@ -168,7 +159,7 @@ class Table:
             ]
             self.forget()
         if self._device.type == "cpu":
-            report_missing_kernel()
+            native.report_missing_kernel()
 
         def arrived() -> Readings:
             all_flags: Sequence[float]
@@ -210,10 +201,11 @@ class Table:
             self._measure_anew(slot, tensor, minus, key)
             return
         with_memory(tensor)
-        slot.slab.place(slot, reader.width)
+        width, form, form_of_all = reader
+        slot.slab.place(slot, width)
         self._note(slot, tensor)
-        job = slot, reader.form_of_all if slot.is_mixed else reader.form, tensor, minus
-        if waiting is not None and has_kernels(slot.slab.device):
+        job = slot, form_of_all if slot.is_mixed else form, tensor, minus
+        if waiting is not None and slot.slab.kernel is not native:
             waiting.append(job)
         else:
             slot.slab.measure([job])
@@ -248,7 +240,6 @@ class Table:
         self._note(slot, part)
         if not numbers.numel():
             slot.is_empty = True
-            slab.place(slot, slot.width)
             return
         # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
         has_channels = self._channels is not None and is_whole and numbers is part
@@ -273,7 +264,7 @@ class Table:
             if key is not None and numbers is tensor:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
-                slot.readers[key] = Reader(width, form, of_all)
+                slot.readers[key] = width, form, of_all
             slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
         else:
             slab.merge(slot, rows_of(numbers, None if slot.is_mixed else dim))
@@ -302,23 +293,6 @@ class Table:
             flags,
             along,
         )
-
-
-def moments_of(tensor: Tensor) -> Moments:
-    """Return the moments of one tensor, `abs_mean` too.
-
-    Raises:
-        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
-
-    Examples:
-        >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
-        2.0
-    """
-    plan, site = Plan(("abs_mean",)), Site("", "output")
-    values_of(tensor)  # raises, where a table would warn
-    table = Table(plan, tensor.device)
-    table.open(site)(tensor)
-    return table.send()()[site].moments
 
 
 def _number(scale: Tensor | None) -> Tensor | float:
