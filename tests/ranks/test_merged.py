@@ -15,7 +15,6 @@ from merged import (
     RESIZED,
     SITES,
     STEPS,
-    UNCOUNTED,
     UNLIKE,
     WEIGHT,
     WIDE,

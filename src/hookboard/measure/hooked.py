@@ -28,6 +28,7 @@ class Hooks(dict[str, RemovableHandle]):
         """Take the hooks off; again, if Ctrl-C has come in the middle of it."""
         for handle in self.values():
             handle.remove()
+        self.clear()
 
 
 def hooked(

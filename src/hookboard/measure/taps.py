@@ -69,42 +69,36 @@ class Taps:
         self.roles = tuple(roles)
         self.switch = Switch()
         self._names = tuple(modules)
-        self._modules = {name: each for name, each in modules.items() if not isinstance(each, torch.jit.ScriptModule)}
-        self._taps = {name: _ModuleTap(name, self) for name in self._modules}
-        for tap, module in zip(self._taps.values(), self._modules.values(), strict=True) if in_graphs else ():
-            tap.graph_end = GraphEnd(tap.receive, module)
         fused = {} if model is None else layers_around(model)
-        self._layers = {name: fused[id(each)] for name, each in self._modules.items() if id(each) in fused}
-        """The fused layer of each module on which even an idle hook would change the run."""
-        self._hooks: dict[str, Hooks] = {}
+        self._taps = {
+            name: _ModuleTap(name, module, fused.get(id(module)), self)
+            for name, module in modules.items()
+            if not isinstance(module, torch.jit.ScriptModule)
+        }
+        for tap in self._taps.values() if in_graphs else ():
+            tap.graph_end = GraphEnd(tap.receive, tap.module)
 
     def attach(self) -> None:
         """Hook the modules; nothing is shown before `active` is set.
 
         TorchScript modules are never hooked, fused layers and modules inside them only in training while `active`.
         """
-        self._hook(name for name in self._modules if name not in self._layers)
+        self._hook(tap for tap in self._taps.values() if tap.layer is None)
 
-    def _hook(self, names: Iterable[str]) -> None:
+    def _hook(self, taps: Iterable["_ModuleTap"]) -> None:
         numbers: dict[str, int] = {}
-        for name in names:
-            if name not in self._hooks:
-                tap = self._taps[name]
+        for tap in taps:
+            if not tap.hooks:
                 before = tap.enter if tap.counts_calls or "input" in self.roles else None
-                self._hooks[name] = hooked(self._modules[name], before, tap.leave, with_kwargs=True, numbers=numbers)
-
-    def _unhook(self, names: Iterable[str]) -> None:
-        for name in [name for name in names if name in self._hooks]:
-            self._hooks[name].close()
-            self._hooks.pop(name)
+                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True, numbers=numbers)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         try:
             self.end_step()
         finally:
-            self._unhook(self._taps)
             for tap in self._taps.values():
+                tap.hooks.close()
                 if tap.graph_end is not None:
                     tap.graph_end.end()
 
@@ -116,10 +110,11 @@ class Taps:
     @active.setter
     def active(self, on: bool) -> None:
         if on:
-            self._hook(name for name, layer in self._layers.items() if layer.training)
+            self._hook(tap for tap in self._taps.values() if tap.layer is not None and tap.layer.training)
         self.switch.on = on
-        if not on:
-            self._unhook(self._layers)
+        for tap in self._taps.values():
+            if not on and tap.layer is not None:
+                tap.hooks.close()
 
     def end_step(self) -> None:
         """Stop showing tensors, and release all that belongs to the step."""
@@ -136,18 +131,19 @@ class Taps:
         tap = self._taps.get(name)
         if tap is None:
             return "hooks never fire in a TorchScript module"
-        return tap.causes.get(role) or (NO_GRADIENT if tap.called else self._why_not_called(name))
+        return tap.causes.get(role) or (NO_GRADIENT if tap.called else _why_not_called(tap))
 
-    def _why_not_called(self, name: str) -> str:
-        causes = ["its forward was called directly"]
-        if name in self._layers:
-            causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
-        if has_compiled_anything():
-            causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
-        if any(parameter.grad is not None for parameter in parameters_in(self._modules[name], recurse=False).values()):
-            causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
-            return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
-        return f"the module was not called (or {' or '.join(causes)})"
+
+def _why_not_called(tap: "_ModuleTap") -> str:
+    causes = ["its forward was called directly"]
+    if tap.layer is not None:
+        causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
+    if has_compiled_anything():
+        causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
+    if any(parameter.grad is not None for parameter in parameters_in(tap.module, recurse=False).values()):
+        causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
+        return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
+    return f"the module was not called (or {' or '.join(causes)})"
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:
@@ -183,7 +179,10 @@ class _Call(NamedTuple):
 class _ModuleTap:
     """The forward hook and pre-hook of one module, which keep no tensor after the call; `taps` has what all share."""
 
-    def __init__(self, name: str, taps: Taps) -> None:
+    def __init__(self, name: str, module: nn.Module, layer: nn.Module | None, taps: Taps) -> None:
+        self.module, self.hooks = module, Hooks()
+        self.layer = layer
+        """The fused layer in which even an idle hook would change the run; None for most modules."""
         self.called = False
         """Whether a call has been seen."""
         self.causes: dict[str, str] = {}
