@@ -383,44 +383,27 @@ def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor | None = None) 
     They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
     the indices of the jobs for which that did not work: nothing has changed there.
     """
-    if len(jobs) != 1:
-        return Ready(jobs).measure_into([j[1] for j in jobs], [j[2] for j in jobs], [j[4] for j in jobs], slab, bins)
-    ((form, values, minus, row, is_fresh, bin_row),) = jobs
-    minus = values if minus is None else minus
-    is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
-    numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
-    return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
-
-
-class Ready:
-    """A table of jobs that come again with other tensors of the same forms, as weights do. It keeps no tensor."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.forms = [job[0] for job in jobs]
-        numbers = [[0] * 5 + [f.numbers[0], row, bin_row, *f.numbers[1:], 0] for f, _, _, row, _, bin_row in jobs]
-        self.table = np.array(numbers, np.int64).reshape(len(jobs), JOB.value)
-        self._needs = np.array([form.needs for form in self.forms], np.int64)
-        self._can_align, variants = np.array([f.can_align for f in self.forms], bool), [f.variant for f in self.forms]
-        self._alike = [np.flatnonzero([each == own for each in variants]) for own in dict.fromkeys(variants)]
-
-    def measure_into(
-        self, values: Sequence[Tensor], minus: Sequence[Tensor | None], is_fresh: Any, slab: Tensor, bins: Tensor | None
-    ) -> list[int]:
-        """Do what the function `measure_into` does with the jobs, and these tensors in their order."""
-        table = self.table
-        table[:, 3] = [each.data_ptr() for each in values]
-        table[:, 4] = [0 if each is None else each.data_ptr() for each in minus]
-        table[:, -1] = is_fresh
-        is_aligned, failed = self._can_align & ((table[:, 3] | table[:, 4]) % 16 == 0), list[int]()
-        for chosen in [each[is_aligned[each] == way] for each in self._alike for way in (True, False)]:
-            if len(chosen):
-                part, ends, like = table[chosen], self._needs[chosen].cumsum(0), values[chosen[0]]
-                part[:, :3] = ends - self._needs[chosen]
-                given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
-                form, aligned = self.forms[chosen[0]], bool(is_aligned[chosen[0]])
-                if not _launch(form, aligned, ends[-1].tolist(), given, part, numbers):
-                    failed += chosen.tolist()
-        return failed
+    if len(jobs) == 1:
+        ((form, values, minus, row, is_fresh, bin_row),) = jobs
+        minus = values if minus is None else minus
+        is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
+        numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
+        return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
+    rows, needs = list[list[int]](), np.array([job[0].needs for job in jobs], np.int64)
+    alike: dict[tuple[object, bool], list[int]] = {}
+    for place, (form, values, minus, row, is_fresh, bin_row) in enumerate(jobs):
+        addresses = values.data_ptr(), 0 if minus is None else minus.data_ptr()
+        rows.append([0, 0, 0, *addresses, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)])
+        is_aligned = form.can_align and (addresses[0] | addresses[1]) % 16 == 0
+        alike.setdefault((form.variant, is_aligned), []).append(place)
+    table, failed = np.array(rows, np.int64), list[int]()
+    for (_, is_aligned), chosen in alike.items():
+        (form, like, *_), part, ends = jobs[chosen[0]], table[chosen], needs[chosen].cumsum(0)
+        part[:, :3] = ends - needs[chosen]
+        given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
+        if not _launch(form, is_aligned, ends[-1].tolist(), given, part, numbers):
+            failed += chosen
+    return failed
 
 
 _compiled: dict[tuple[object, ...], Any] = {}  # kernels by variant; None for one that Triton itself launches

@@ -191,20 +191,12 @@ class Readings(Mapping[Site, Reading]):
 
     def at(self, row: int) -> Reading:
         """Return the reading of a row."""
-        reading = self._made.get(row)
-        if reading is None:
-            reading = self._made[row] = Reading(
-                self.places.sites[row],
-                Moments._make(self.rows[row].tolist()),
-                self.statistics.at(row),
-                self.histograms[row],
-                self.stage,
-                bool(self.overflowed[row]),
-                self.channels[row],
-                self.dtypes[row],
-                self.widths[row],
-            )
-        return reading
+        if row not in self._made:
+            site, moments = self.places.sites[row], Moments(*self.rows[row].tolist())
+            statistics, histogram = self.statistics.at(row), self.histograms[row]
+            more = bool(self.overflowed[row]), self.channels[row], self.dtypes[row], self.widths[row]
+            self._made[row] = Reading(site, moments, statistics, histogram, self.stage, *more)
+        return self._made[row]
 
     def scalars(self) -> dict[str, float]:
         """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""

@@ -242,8 +242,7 @@ class Table:
             slot.is_empty = True
             return
         # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
-        has_channels = self._channels is not None and is_whole and numbers is part
-        dim = self._channels(slot.site, part) if self._channels is not None and has_channels else None
+        dim = self._channels(slot.site, part) if self._channels is not None and is_whole and numbers is part else None
         dim = dim if dim is not None and 0 <= dim < part.dim() else None
 
         def form_of(numbers: Tensor, dim: int | None) -> Any:
@@ -280,19 +279,11 @@ class Table:
         low, high = rows[counted][:, [_MIN, _MAX]].T
         found = histograms([each for each in bins if each is not None], low, high) if counted else []
         drawn = dict(zip(counted, found, strict=True))
-        return Readings(
-            self._places,
-            rows,
-            channels,
-            dtypes,
-            widths,
-            self._plan.table(rows, own, bins, channels, dtypes),
-            [drawn.get(place) for place in range(len(sites))],
-            self.stage,
-            np.zeros(len(sites), bool),
-            flags,
-            along,
-        )
+        drawn_or_none = [drawn.get(place) for place in range(len(sites))]
+        statistics = self._plan.table(rows, own, bins, channels, dtypes)
+        overflowed = np.zeros(len(sites), bool)
+        of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
+        return Readings(self._places, *of_sites, self.stage, overflowed, flags, along)
 
 
 def _number(scale: Tensor | None) -> Tensor | float:
