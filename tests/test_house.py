@@ -60,7 +60,7 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2283,
+    "measure": 2282,
     "images": 639,
     "model": 787,
     "base": 837,

@@ -167,19 +167,16 @@ class Slab:
         for number in self.kernel.measure_into(given, self.rows, self.bins):
             slot, _, values, minus = jobs[number]
             slot.is_mixed = True
-            self.merge(slot, rows_of(values if minus is None else values.float() - minus.float(), None))
-            self.count(slot, values)
+            self.measure_by_torch(slot, values if minus is None else values.float() - minus.float(), None)
         for job in jobs:
             job[0].has_rows = True
 
-    def merge(self, slot: Slot, rows: Tensor) -> None:
-        """Merge rows into those of a site, from its first one on."""
-        part = self.rows[slot.start : slot.start + len(rows)]
-        part.copy_(merge(part, rows) if slot.has_rows else rows)
+    def measure_by_torch(self, slot: Slot, values: Tensor, dim: int | None) -> None:
+        """Have torch measure dense real values with channels along a dimension, and merge them into the site's rows."""
+        rows = rows_of(values, None if slot.is_mixed else dim)
+        own = self.rows[slot.start : slot.start + len(rows)]
+        own.copy_(merge(own, rows) if slot.has_rows else rows)
         slot.has_rows = True
-
-    def count(self, slot: Slot, values: Tensor) -> None:
-        """Add the bins of the values to those of a site, if it has some."""
         if slot.bins >= 0:
             count_into(self.bins[slot.bins], values)
 

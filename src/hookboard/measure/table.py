@@ -13,7 +13,6 @@ from torch import Tensor
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure import native
-from hookboard.measure.by_torch import rows_of
 from hookboard.measure.card import measuring_device
 from hookboard.measure.histogram import histograms
 from hookboard.measure.memory import can_subtract, is_plain
@@ -95,7 +94,7 @@ class Table:
         waiting: list[Job] = []
         with self._lock:
             for site, tensor, minus in tensors:
-                self._observe(self._slots.get(site) or self._slot(site), tensor, minus, waiting)
+                self._observe(self._slot(site), tensor, minus, waiting)
             for slab in self._slabs.values():
                 jobs = [job for job in waiting if job[0].slab is slab]
                 try:
@@ -175,7 +174,9 @@ class Table:
     def _slot(self, site: Site) -> Slot:
         """Return the slot of a site; adds it if it is not there yet."""
         with self._lock:
-            return self._slots.setdefault(site, Slot(site))
+            if site not in self._slots:
+                self._slots[site] = Slot(site)
+            return self._slots[site]
 
     def _observe(
         self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[Job] | None = None
@@ -266,8 +267,7 @@ class Table:
                 slot.readers[key] = width, form, of_all
             slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
         else:
-            slab.merge(slot, rows_of(numbers, None if slot.is_mixed else dim))
-            slab.count(slot, numbers)
+            slab.measure_by_torch(slot, numbers, dim)
 
     def _readings(self, columns: Columns, flags: Sequence[float], along: Sequence[float]) -> Readings:
         sites = [slot.site for slot in columns.slots]
