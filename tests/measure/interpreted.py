@@ -302,9 +302,7 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
             true.append(tensor if minus is None else tensor.float() - minus.float())
     slab, jobs = slab_for(jobs)
     assert not on_gpu.measure_into(jobs, slab)
-    assert sorted(numbers) == [1, 1, 3, 3], (
-        "of tensors and of differences those that are aligned, and others"
-    )
+    assert sorted(numbers) == [1, 1, 3, 3], "of tensors and of differences those that are aligned, and others"
     for job, values in zip(jobs, true, strict=True):
         own = own_rows(slab, job)
         assert_true(statistics(own[0]), [values])

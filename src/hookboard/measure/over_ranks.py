@@ -103,7 +103,7 @@ class Agreement:
             is_filled = elements_in(part[0]) > 0
             if not slot.is_off and (site in mine or is_filled):
                 channels = part[1:] if extent.width and is_filled and not math.isnan(part[1, 0]) else None
-                dtype = mine[site][5] if site in mine else extent.dtype
+                *_, dtype, _ = mine.get(site, (extent.dtype, extent.width))
                 found.append((slot, part[0], own[place], channels, counts.get(site), dtype, extent.width))
         return found
 
