@@ -295,7 +295,7 @@ class PretendedAccelerator(CPUAccelerator):
 
 def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     """The kernels of Triton are launched by code of ours, and what they would measure is measured on the CPU."""
-    alone, many = on_gpu.measure_into, on_gpu.Ready.measure_into
+    measure_into = on_gpu.measure_into
     device.launches = launches = []
 
     class Kernel:
@@ -309,18 +309,10 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
             assert None not in indices, f"{name} was given memory of the host"
             launches.append(name)
 
-    def one(jobs: Any, slab: Tensor, bins: Tensor | None = None) -> list[int]:
-        failed = alone(jobs, slab, bins)
-        if len(jobs) == 1 and not failed:
-            in_another_thread(as_kernels_do, *jobs[0], slab, bins)
-        return failed
-
-    def together(self: Any, values: Any, minus: Any, is_fresh: Any, slab: Tensor, bins: Tensor | None) -> list[int]:
-        failed = many(self, values, minus, is_fresh, slab, bins)
-        for place, form in enumerate(self.forms):
+    def measured(jobs: Any, slab: Tensor, bins: Tensor | None = None) -> list[int]:
+        failed = measure_into(jobs, slab, bins)
+        for place, job in enumerate(jobs):
             if place not in failed:
-                row, bin_row, fresh = self.table[place, [6, 7, 12]].tolist()
-                job = form, values[place], minus[place], row, bool(fresh), bin_row
                 in_another_thread(as_kernels_do, *job, slab, bins)
         return failed
 
@@ -328,8 +320,7 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     monkeypatch.setattr(on_gpu, "_failed", set())
     monkeypatch.setattr(on_gpu, "_workspaces", {})
     monkeypatch.setattr(on_gpu, "measure", Kernel())
-    monkeypatch.setattr(on_gpu, "measure_into", one)
-    monkeypatch.setattr(on_gpu.Ready, "measure_into", together)
+    monkeypatch.setattr(on_gpu, "measure_into", measured)
 
 
 def as_kernels_do(

@@ -60,7 +60,7 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2568,
+    "measure": 2281,
     "images": 639,
     "model": 645,
     "base": 702,

@@ -1,7 +1,5 @@
 """What is measured inside `scaled_dot_product_attention`, at due steps alone, and what HealthMonitor says of it."""
 
-import copy
-import pickle
 from contextlib import nullcontext
 
 import pytest
@@ -88,21 +86,6 @@ def test_what_others_put_in_its_place_in_a_due_step_stays(tmp_path, monkeypatch)
     with pytest.warns(UserWarning, match="no call to scaled_dot_product_attention was seen"):
         fit(tmp_path, model, counting(1), logger())
     assert functional.scaled_dot_product_attention is model.theirs
-
-
-class Keeping(nn.Module):
-    """Keeps the function that it finds in its first step."""
-
-    def forward(self, x):
-        self.kept = functional.scaled_dot_product_attention
-        return x
-
-
-def test_a_model_that_has_kept_the_function_in_a_due_step_is_pickled_and_copied_with_that_of_torch(tmp_path):
-    net = language_model().append(Keeping())
-    fit(tmp_path, Predicts(net), counting(1), logger())
-    for copied in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
-        assert copied[-1].kept is functional.scaled_dot_product_attention
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

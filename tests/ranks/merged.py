@@ -22,7 +22,6 @@ LONELY = Site("lonely", "output")
 WEIGHT = Site("layer0.weight", "parameter")
 UNLIKE, LATE, RESIZED = Site("unlike", "output"), Site("late", "output"), Site("resized", "output")
 WIDE, WIDE_UNLIKE = Site("wide", "output"), Site("wide and unlike", "output")
-UNCOUNTED = Site("uncounted", "output")
 STEPS = 3
 STATISTICS = [
     *FORMULAS,
@@ -106,8 +105,6 @@ def main(folder: str) -> None:
         handed.append(counted.take())
         read[-1] |= flushed(of_odd, odd(rank, step))
         counted.take()
-    counts = Table(plan(["mean"]), torch.device("cpu"), ranks=ranks, histogram=lambda site, tensor: rank == 0)
-    read.append(flushed(counts, {UNCOUNTED: torch.ones(3, 2)}))
     lost = ""
     if rank == size - 1:
         ranks.leave()

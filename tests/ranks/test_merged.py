@@ -15,7 +15,6 @@ from merged import (
     RESIZED,
     SITES,
     STEPS,
-    UNCOUNTED,
     UNLIKE,
     WEIGHT,
     WIDE,
@@ -90,10 +89,6 @@ def test_ranks_sample_the_same_channels_of_a_wide_layer(ran):
     np.testing.assert_allclose(
         found.channels, rows_of_channels(everyones(size, 0, WIDE), 1)[::14], rtol=1e-9, atol=1e-9
     )
-
-
-def test_a_histogram_that_a_rank_did_not_count_is_none(ran):
-    assert ran[1][0][0][STEPS][UNCOUNTED].histogram is None
 
 
 def test_the_type_of_a_parameter_is_known_to_all_ranks(ran):

@@ -1,6 +1,5 @@
 """Attention that torch computes in one function: its largest logits and its entropy, on a sample of the queries."""
 
-import copy
 import functools
 import inspect
 import math
@@ -37,7 +36,7 @@ FAR = 1000.0
 """A key is hidden if so much less is added to its logit than to another's (a choice): -10000 and -1e9 are common."""
 
 _CALLS = frozenset(calls_of_modules())
-_FUNCTION, _HIDES = "scaled_dot_product_attention", "_hookboard_hides"
+_FUNCTION = "scaled_dot_product_attention"
 
 
 class AttentionWatch:
@@ -53,7 +52,7 @@ class AttentionWatch:
     def __init__(self, model: nn.Module, names: Collection[str], roles: Collection[Role], table: Table) -> None:
         self._model, self._roles, self._table = model, roles, table
         self._watched = frozenset(names)
-        self._around = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | {"", *names}
+        self._around = {"", *(outer for name in names for outer in _outer(name))}
         self._names: dict[int, str] | None = None
         self._off: set[str] = set()
         self.found: dict[str, None] = {}
@@ -69,56 +68,53 @@ class AttentionWatch:
         self._names = None  # a model may change
         _watches[:] = [*(other for other in _watches if other is not self), *([self] if on else [])]
         now = getattr(nn.functional, _FUNCTION)
-        hidden = getattr(now, _HIDES, None)
+        hidden = getattr(now, "__wrapped__", None)
         is_there = hidden is not None and _seen(hidden) is now  # what others put over it copies its attributes
         if _watches and not is_there:
             setattr(nn.functional, _FUNCTION, _seen(now))
         elif not _watches and is_there:
             setattr(nn.functional, _FUNCTION, hidden)
 
-    def name_of(self, module: nn.Module) -> str | None:
-        """Return the name of a module whose attention is measured; None for others."""
+    def show(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Measure a call in a module, if it is watched. If that fails the module is left out, with one warning."""
         if self._names is None:
             named = {"": self._model, **dict(named_submodules(self._model))}
             self._names = {id(each): name for name, each in named.items() if self._is_seen(name)}
         name = self._names.get(id(module))
-        return None if name in self._off else name
+        if name is None or name in self._off:
+            return
+        try:
+            numbers = attention_numbers(*args, **kwargs)
+            if numbers is not None:
+                self.found[name] = None
+                for role, tensor in zip(ATTENTION_ROLES, numbers, strict=True):
+                    if role in self._roles:
+                        self._table.open(Site(name, role))(tensor)
+        except Exception as error:  # it would end the training
+            self._off.add(name)
+            self._table.switch_off([Site(name, role) for role in self._roles], error)
 
     def _is_seen(self, name: str) -> bool:
-        parts = name.split(".")
-        return name in self._around or any(".".join(parts[:depth]) in self._watched for depth in range(len(parts)))
+        return name in self._around or not self._watched.isdisjoint(_outer(name))
 
-    def show(self, name: str, numbers: tuple[Tensor, Tensor]) -> None:
-        """Measure what `attention_numbers` returned for a call in a module."""
-        self.found[name] = None
-        for role, tensor in zip(ATTENTION_ROLES, numbers, strict=True):
-            if role in self._roles:
-                self._table.open(Site(name, role))(tensor)
 
-    def switch_off(self, name: str, error: Exception) -> None:
-        """Leave the attention of a module out from now on, with one warning."""
-        self._off.add(name)
-        self._table.switch_off([Site(name, role) for role in self._roles], error)
+def _outer(name: str) -> set[str]:
+    """Return the names of a module and of those around it."""
+    parts = name.split(".")
+    return {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
 
 
 _watches: list[AttentionWatch] = []
 """Those that are active."""
 
 
-class _Seen:
-    """Calls torch's function, and then measures the call if this is what stands in that function's place now.
+@functools.cache  # a compiled graph is kept for each function that it calls
+def _seen(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return what calls torch's function, and then measures the call if it stands in that function's place now."""
 
-    Pickles and copies of it are torch's function: a model may have kept it as its own.
-    """
-
-    def __init__(self, real: Callable[..., Tensor]) -> None:
-        functools.update_wrapper(self, real)
-        self._hookboard_hides = real
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the function."""
-        real = self._hookboard_hides
-        if getattr(nn.functional, _FUNCTION) is not self:
+    @functools.wraps(real)
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        if getattr(nn.functional, _FUNCTION) is not attention:
             return real(*args, **kwargs)
         if not has_torch_function((*args, *kwargs.values())):
             returned = real(*args, **kwargs)
@@ -128,17 +124,12 @@ class _Seen:
                 returned = real(*args, **kwargs)
             finally:
                 if _watches and getattr(nn.functional, _FUNCTION) is real:
-                    setattr(nn.functional, _FUNCTION, self)
+                    setattr(nn.functional, _FUNCTION, attention)
         if not torch.compiler.is_compiling() and _watches:
             _show(args, kwargs)
         return returned
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes torch's function."""
-        return copy.copy, (self._hookboard_hides,)
-
-
-_seen = functools.cache(_Seen)  # a compiled graph is kept for each function that it calls
+    return attention
 
 
 @unseen
@@ -151,17 +142,8 @@ def _show_all(args: Any, kwargs: Any) -> None:
         frame = frame.f_back
     if frame is None:
         return
-    numbers = None
     for watch in tuple(_watches):
-        name = watch.name_of(frame.f_locals["self"])
-        if name is None:
-            continue
-        try:
-            numbers = attention_numbers(*args, **kwargs) if numbers is None else numbers
-            if numbers is not None:
-                watch.show(name, numbers)
-        except Exception as error:  # it would end the training
-            watch.switch_off(name, error)
+        watch.show(frame.f_locals["self"], args, kwargs)
 
 
 _show = torch.compiler.disable(_show_all)  # between two graphs torch.compile would compile it, and all that it calls
@@ -184,37 +166,31 @@ def attention_numbers(
     The arguments are those of `torch.nn.functional.scaled_dot_product_attention`; dropout comes after what is measured.
 
     Returns:
-        Both float64 (float32 where the device has none), shape (heads, queries); one head if `query` has fewer than
-        four dimensions. -Inf is the largest logit of a query that is fully masked, and the entropy of one that sees
-        fewer than two keys; the first query of a causal call has no entropy. None for tensors that cannot be read.
+        Both float64 (float32 where the device has none), shape (heads, queries). -Inf is the largest logit of a query
+        that is fully masked, and the entropy of one that sees fewer than two keys; the first query of a causal call has
+        no entropy. None for tensors that cannot be read, or without four dimensions.
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     # A class with operations of its own may attend to other numbers than it holds.
     are_plain = all(can_be_read(one) and type(one) in (Tensor, nn.Parameter) for one in tensors)
-    if not are_plain or not (query.numel() and key.numel()):
+    if not are_plain or query.dim() != 4 or key.dim() != 4 or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():
-        lead = torch.broadcast_shapes(*(one.shape[: -3 if query.dim() > 3 else -2] for one in tensors))
-        q, k, *masks = (one.unsqueeze(-3) if one.dim() == query.dim() <= 3 else one for one in tensors)
-        (heads, length, width), (groups, keys) = q.shape[-3:], k.shape[-3:-1]
-        heads = max(heads, groups)
+        (batch, heads, length, width), keys = query.shape, key.shape[2]
         rows = torch.from_numpy(spread(length, MAX_QUERIES)).to(query.device, non_blocking=True)
-        # By sequence, without a copy of the others.
-        q, k = q.expand(*lead, heads, length, width), k.expand(*lead, groups, keys, width)
-        masks = [mask.expand(*lead, heads, length, keys) for mask in masks]
-        causal = [(rows[:, None] >= torch.arange(keys, device=q.device)).expand(heads, -1, -1)] if is_causal else []
-        wide = torch.float32 if needs_host(q.device) else torch.float64
-        places = np.unravel_index(spread(math.prod(lead), MAX_SEQUENCES), lead) if lead else ()
-        largest, entropies = [], []
-        for place in zip(*(index.tolist() for index in places), strict=True) if lead else [()]:
-            scaled = q[place][:, rows].to(wide) * (1 / math.sqrt(width) if scale is None else scale)
-            here = [mask[place][:, rows] for mask in masks] + causal
-            for logits, seen in _logits(scaled, k[place], here):
-                largest.append(logits.amax(-1))
+        # What is masked is taken by sequence, without a copy of the others.
+        mask = None if attn_mask is None else attn_mask.expand(batch, heads, length, keys)
+        causal = (rows[:, None] >= torch.arange(keys, device=query.device)).expand(heads, -1, -1)
+        wide = torch.float32 if needs_host(query.device) else torch.float64
+        scale = 1 / math.sqrt(width) if scale is None else scale
+        found = []
+        for place in spread(batch, MAX_SEQUENCES).tolist():
+            masks = ([] if mask is None else [mask[place][:, rows]]) + ([causal] if is_causal else [])
+            for logits, seen in _logits(query[place][:, rows].to(wide) * scale, key[place], masks):
                 entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
-                entropies.append(entropy.masked_fill(seen < 2, -math.inf))
+                found.append((logits.amax(-1), entropy.masked_fill(seen < 2, -math.inf)))
         shape = (-1, heads, len(rows))
-        logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in (largest, entropies))
+        logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in zip(*found, strict=True))
         first = int(is_causal and min(length, keys) > 1)  # the first query has one key
         return logit.reshape(heads, -1), entropy[..., first:].reshape(heads, -1)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 Listener = Callable[[Callable[[], None], Sequence[Tensor]], None]
 """Is called in place of a backward pass, with a function that runs it, and with the losses."""
 
-_listeners: dict[int, list[Listener]] = {}
-"""The listeners to the backward passes of each thread. `torch.autograd.backward` is replaced while there are any."""
+_listeners: list[tuple[int, Listener]] = []
+"""Threads, and who listens to their backward passes. `torch.autograd.backward` is replaced while there are any."""
 
 _ours: Any = None
 """What was put in place of `torch.autograd.backward` last; that is its `__wrapped__`."""
@@ -27,7 +27,7 @@ def hear_backward(listener: Listener) -> None:
     """
     global _ours
     with _changing:
-        _listeners.setdefault(threading.get_ident(), []).append(listener)
+        _listeners.append((threading.get_ident(), listener))
         if _ours is None or torch.autograd.backward is not _ours:
             _ours = torch.autograd.backward = _heard(torch.autograd.backward)
 
@@ -35,10 +35,7 @@ def hear_backward(listener: Listener) -> None:
 def unhear_backward(listener: Listener) -> None:
     """Call a listener no longer; it may be called again, as after an interrupt in the middle of it."""
     with _changing:
-        for thread, heard in list(_listeners.items()):
-            heard[:] = [one for one in heard if one != listener]
-            if not heard:
-                del _listeners[thread]
+        _listeners[:] = [one for one in _listeners if one[1] != listener]
         # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without listeners.
         if not _listeners and torch.autograd.backward is _ours:
             torch.autograd.backward = vars(_ours)["__wrapped__"]
@@ -50,7 +47,7 @@ def _heard(real: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(real)
     def backward(tensors: Any, *args: Any, **named: Any) -> None:
         run: Callable[[], None] = functools.partial(real, tensors, *args, **named)
-        listeners = _listeners.get(threading.get_ident(), ())
+        listeners = [one for thread, one in _listeners if thread == threading.get_ident()]
         # Activation checkpointing calls `backward` again inside that of the loss.
         if not listeners or vars(_in_backward):
             return run()
@@ -58,7 +55,7 @@ def _heard(real: Callable[..., None]) -> Callable[..., None]:
         losses = [one for one in given if isinstance(one, Tensor)]
         _in_backward.is_inside = True
         try:
-            for listener in list(listeners):
+            for listener in listeners:
                 run = functools.partial(listener, run, losses)
             run()
         finally:

@@ -6,21 +6,11 @@ import torch
 from torch import Tensor
 
 from hookboard.measure.histogram import BINS, as_single, bins_of
-from hookboard.measure.row import EMPTY, WIDTH, channel_stride, merge
+from hookboard.measure.row import EMPTY, Moments, channel_stride, merge
+from hookboard.measure.values import values_of
 
 BLOCK = 1 << 21
 """The number of values measured at once, which bounds the memory of temporaries to some 80 MB."""
-
-EXACT_AS_FLOAT32 = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16})
-"""The dtypes, besides floats of at most 32 bits, all of whose values float32 can represent."""
-
-
-def as_float(tensor: Tensor) -> Tensor:
-    """Convert to float32 if that represents all values of the dtype, otherwise to float64; half precision stays."""
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor
-    is_small = tensor.dtype.is_floating_point and tensor.dtype.itemsize <= 4
-    return tensor.to(torch.float32 if is_small or tensor.dtype in EXACT_AS_FLOAT32 else torch.float64)
 
 
 def rows_of(tensor: Tensor, dim: int | None) -> Tensor:
@@ -36,6 +26,20 @@ def rows_of(tensor: Tensor, dim: int | None) -> Tensor:
         odd = whole[len(whole) // 2 * 2 :]
         whole = torch.cat([merge(whole[0 : len(whole) - len(odd) : 2], whole[1::2]), odd])
     return torch.cat([whole, each[:: channel_stride(len(each))]])
+
+
+def moments_of(tensor: Tensor) -> Moments:
+    """Return the moments of one detached tensor, `abs_mean` too.
+
+    Raises:
+        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
+
+    Examples:
+        >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
+        2.0
+    """
+    values = values_of(tensor)
+    return Moments(*(rows_of(values, None)[0].tolist() if values.numel() else EMPTY))
 
 
 def _rows(tensor: Tensor, dim: int) -> Tensor:
@@ -57,13 +61,6 @@ def _rows(tensor: Tensor, dim: int) -> Tensor:
     low = values.where(finite, math.inf).amin(1, keepdim=True)
     high = values.where(finite, -math.inf).amax(1, keepdim=True)
     return torch.cat([count, mean, deviation, abs_mean, *counts, low, high], 1)
-
-
-def empty_rows(count: int, device: torch.device) -> Tensor:
-    """Return rows of tensors without elements, shape (count, WIDTH), float64."""
-    rows = torch.zeros(count, WIDTH, dtype=torch.float64, device=device)
-    rows[:, 8], rows[:, 9] = EMPTY[8:]
-    return rows
 
 
 def count_into(counts: Tensor, values: Tensor) -> None:

@@ -1,7 +1,6 @@
 """What a device can do, and a copy to it."""
 
 import functools
-import importlib
 
 import torch
 from torch import Tensor
@@ -14,20 +13,6 @@ FAST_FLOAT64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Return True if tensors of a device may be measured by `on_gpu`, which may be imported only then."""
-    return device.type in DEVICES and _has_triton()
-
-
-@functools.cache
-def _has_triton() -> bool:
-    try:
-        importlib.import_module("triton")
-    except ImportError:
-        return False
-    return True
 
 
 @functools.cache

@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from hookboard.measure.histogram import count_below, quantile
-from hookboard.measure.row import FIELDS, Moments
+from hookboard.measure.row import FIELDS, NONFINITE, Moments
 
-_COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))
+_COUNT, _ZEROS = map(FIELDS.index, ("count", "zeros"))
 
 
 AxisScale = Literal["log", "linear"]
 
 
-@dataclass(frozen=True, slots=True)
-class MergedSite:
+class MergedSite(NamedTuple):
     """Everything measured of one site, merged over all its tensors of a step.
 
     Args:
@@ -32,30 +31,28 @@ class MergedSite:
     dtype: torch.dtype | None
 
 
-class DerivedStatistic(NamedTuple):
-    """How a built-in statistic is computed that needs more than the moments.
+class Formula(NamedTuple):
+    """How a built-in statistic is computed.
 
     Args:
-        needs: `bins` or `channels` if it needs those.
-        value: takes what was measured of a site and returns the statistic; None if the site has no such statistic.
+        value: of `Moments` of arrays over the sites, where the caller silences NumPy's warnings with `np.errstate`. If
+            the moments are not enough, of one `MergedSite`; None if that has no such statistic.
         about: its formula, or a definition in words, for docs/statistics.md.
+        scale: the scale of a chart's axis that suits its values.
+        needs: `bins` or `channels` if it needs those.
         why_not: why a site may have no such statistic, used in messages.
     """
 
-    needs: frozenset[str]
-    value: Callable[[MergedSite], float | None]
+    value: Callable[[Any], Any]
     about: str
-    why_not: str = ""
     scale: AxisScale = "linear"
+    needs: Literal["", "bins", "channels"] = ""
+    why_not: str = ""
 
 
-def _quantile(share: float) -> Callable[[MergedSite], float | None]:
-    def value(merged: MergedSite) -> float | None:
-        if merged.bins is None:
-            return None
-        return quantile(merged.bins, merged.moments.min, merged.moments.max, share)
-
-    return value
+def _quantile(share: float, merged: MergedSite) -> float | None:
+    low, high = merged.moments.min, merged.moments.max
+    return None if merged.bins is None else quantile(merged.bins, low, high, share)
 
 
 def _dead_fraction(merged: MergedSite) -> float | None:
@@ -64,25 +61,21 @@ def _dead_fraction(merged: MergedSite) -> float | None:
         return None
     finite = channels[:, _COUNT]
     seen = finite > 0
-    dead = (channels[:, _ZEROS] == finite) & (channels[:, _NAN : _NEGINF + 1].sum(axis=1) == 0)
+    dead = (channels[:, _ZEROS] == finite) & (channels[:, NONFINITE].sum(axis=1) == 0)
     return float(np.mean(dead[seen])) if seen.any() else math.nan
 
 
-def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:
-    """Return what computes the share of nonzero values below the smallest normal number of a dtype (or of the site's).
+def _underflow(dtype: torch.dtype | None, merged: MergedSite) -> float | None:
+    """Return the share of nonzero values below the smallest normal number of a dtype (or of the site's).
 
-    That gives None for float64, for a dtype that is no float, and if the values were not counted into bins.
+    None for float64, for a dtype that is no float, and if the values were not counted into bins.
     """
-
-    def value(merged: MergedSite) -> float | None:
-        of = dtype or merged.dtype
-        if merged.bins is None or of is None or not of.is_floating_point or of is torch.float64:
-            return None
-        nonzero = merged.moments.count - merged.moments.zeros
-        small = count_below(merged.bins, torch.finfo(of).tiny) - merged.moments.zeros
-        return small / nonzero if nonzero else math.nan
-
-    return value
+    of = dtype or merged.dtype
+    if merged.bins is None or of is None or not of.is_floating_point or of is torch.float64:
+        return None
+    nonzero = merged.moments.count - merged.moments.zeros
+    small = count_below(merged.bins, torch.finfo(of).tiny) - merged.moments.zeros
+    return small / nonzero if nonzero else math.nan
 
 
 def _headroom(merged: MergedSite) -> float | None:
@@ -96,33 +89,29 @@ def _headroom(merged: MergedSite) -> float | None:
 
 
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
-_BINS = "its values are not binned"
-_CHANNELS = "the tensor has no channel dimension, or the number of channels differs between calls"
 
-DERIVED: dict[str, DerivedStatistic] = {
-    "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
-    "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
-    "dead_fraction": DerivedStatistic(
-        frozenset({"channels"}),
+_of_bins = partial(Formula, needs="bins", why_not="its values are not binned")
+
+DERIVED: dict[str, Formula] = {
+    "p01": _of_bins(partial(_quantile, 0.01), f"the 0.01 quantile, {_FROM_BINS}"),
+    "p50": _of_bins(partial(_quantile, 0.50), f"the 0.5 quantile, {_FROM_BINS}"),
+    "p99": _of_bins(partial(_quantile, 0.99), f"the 0.99 quantile, {_FROM_BINS}"),
+    "dead_fraction": Formula(
         _dead_fraction,
         "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
-        why_not=_CHANNELS,
+        needs="channels",
+        why_not="the tensor has no channel dimension, or the number of channels differs between calls",
     ),
-    "underflow_fraction": DerivedStatistic(
-        frozenset({"bins"}),
-        _underflow(None),
+    "underflow_fraction": _of_bins(
+        partial(_underflow, None),
         "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
         why_not="its dtype is float64, complex or not a float",
     ),
-    "fp16_underflow_fraction": DerivedStatistic(
-        frozenset({"bins"}),
-        _underflow(torch.float16),
+    "fp16_underflow_fraction": _of_bins(
+        partial(_underflow, torch.float16),
         "fraction of values that float16 would round more coarsely or to 0, regardless of the tensor's dtype",
-        why_not=_BINS,
     ),
-    "headroom": DerivedStatistic(
-        frozenset(),
+    "headroom": Formula(
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left before "
         "overflow; infinite if all values are 0",

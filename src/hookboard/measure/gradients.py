@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,8 @@ from hookboard.base.torch_private import at_end_of_backward, base_of, sequence_n
 Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
 """A function that is called with the reason why a gradient is not observed."""
+Changed = Callable[[], bool]
+"""A function that tells whether an in-place operation has changed a view's memory."""
 
 CHANGED = "the tensor is a view whose memory an in-place operation changed, and torch sends such a gradient elsewhere"
 UNSEEN = (
@@ -50,12 +51,8 @@ def why_no_gradient(tensor: Tensor) -> str:
     )
 
 
-def _say_nothing(cause: str) -> None:
-    pass
-
-
 def watch_output(
-    tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = _say_nothing
+    tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = lambda cause: None
 ) -> RemovableHandle:
     """Hook `tensor`, so that each backward pass that runs while `switch` is on calls `observe` with its gradient.
 
@@ -74,9 +71,7 @@ def watch_output(
 
 
 @unseen
-def _show(
-    observe: Observer, switch: Switch, is_changed: Callable[[], bool] | None, explain: Explain, grad: Tensor | None
-) -> None:
+def _show(observe: Observer, switch: Switch, is_changed: Changed | None, explain: Explain, grad: Tensor | None) -> None:
     """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
     # None: of several outputs of one operation, such as an LSTM of cuDNN, the loss does not depend on this one.
     if not switch.on or grad is None:
@@ -87,7 +82,7 @@ def _show(
         observe(grad)  # not returned: autograd would take it for the gradient
 
 
-def changes_of(tensor: Tensor) -> Callable[[], bool] | None:
+def changes_of(tensor: Tensor) -> Changed | None:
     """Return a function that tells whether an in-place operation has changed a view's memory since; None for no view.
 
     It does not keep the memory alive, except for sparse and nested tensors and subclasses.
@@ -103,15 +98,8 @@ def changes_of(tensor: Tensor) -> Callable[[], bool] | None:
     return lambda: version_of(counter) != version
 
 
-class Edge(NamedTuple):
-    """The autograd edge that leads to an input of a module; `is_changed` as `changes_of` returns it."""
-
-    edge: GradientEdge
-    is_changed: Callable[[], bool] | None
-
-
-Edges = dict[str, Edge]
-"""The edges to the inputs of a module, by path."""
+Edges = dict[str, tuple[GradientEdge, Changed | None]]
+"""By path, the autograd edges that lead to the inputs of a module, with what `changes_of` returns for each."""
 
 
 def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
@@ -119,7 +107,7 @@ def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
 
     It must be called before the module runs: an in-place module changes the history of its input tensor.
     """
-    return {path: Edge(get_gradient_edge(x), changes_of(x)) for path, x in inputs if x.requires_grad}
+    return {path: (get_gradient_edge(x), changes_of(x)) for path, x in inputs if x.requires_grad}
 
 
 def watch_inputs(
@@ -128,7 +116,7 @@ def watch_inputs(
     since: int,
     observers: Mapping[str, Observer],
     switch: Switch,
-    on_unclear: Explain = _say_nothing,
+    on_unclear: Explain,
 ) -> None:
     """Observe the gradients that one call of a module passes back to its inputs.
 
@@ -147,22 +135,31 @@ def watch_inputs(
     """
     outputs = [tensor for tensor in outputs if tensor.requires_grad and not tensor.is_leaf]
     returned = {(edge.node, edge.output_nr): tensor for tensor in outputs for edge in [get_gradient_edge(tensor)]}
-    crossings = _crossings(outputs, {each.edge.node for each in edges.values()}, since)
+    crossings = _crossings(outputs, {edge.node for edge, _ in edges.values()}, since)
     views = [is_changed for tensor in outputs if (is_changed := changes_of(tensor)) is not None]
-    for path, (edge, is_changed) in edges.items():
-        key = edge.node, edge.output_nr
+
+    def observed(path: str, total: Tensor) -> None:
+        if any(is_changed() for is_changed in views):  # a part of the sum may be missing
+            on_unclear(CHANGED)
+        else:
+            observers[path](total)
+
+    for path, ((node, number, *_), is_changed) in edges.items():
         if is_changed is not None and is_changed():  # the module has worked in place on a view
             on_unclear(CHANGED)
-        elif key in returned:  # the module returned its input: the gradient of the output is that of the input
-            watch_output(returned[key], observers[path], switch, on_unclear)
-        elif key not in crossings:
+        elif (
+            node,
+            number,
+        ) in returned:  # the module returned its input: the gradient of the output is that of the input
+            watch_output(returned[node, number], observers[path], switch, on_unclear)
+        elif (node, number) not in crossings:
             on_unclear(UNREACHED)
         else:
             if views:
                 on_unclear(UNSEEN)
-            passed = _PassedBack(observers[path], len(crossings[key]), views, on_unclear)
-            for node, slot in crossings[key]:
-                node.register_hook(functools.partial(_pass_on, passed.add, slot, switch))
+            add = _summed(functools.partial(observed, path), len(crossings[node, number]))
+            for each, slot in crossings[node, number]:
+                each.register_hook(functools.partial(_pass_on, add, slot, switch))
 
 
 @unseen
@@ -175,41 +172,28 @@ def _pass_on(
         add(grad)
 
 
-class _PassedBack:
-    """Sums the gradients on all edges to one input, and observes the sum when all have arrived.
+def _summed(observe: Observer, edges: int) -> Observer:
+    """Return a function that takes the gradients of all edges to one input; their sum is observed when all are there.
 
-    Args:
-        observe: is called with the sum.
-        edges: the number of edges.
-        views: for each view among the outputs, whether its memory has changed: then a part of the sum may be missing.
-        on_unclear: is called with the cause if the sum is not observed.
+    The loss may not depend on some edges: then it is observed at the end of the backward pass.
     """
-
-    def __init__(
-        self, observe: Observer, edges: int, views: Collection[Callable[[], bool]], on_unclear: Explain
-    ) -> None:
-        self._observe, self._edges, self._views, self._on_unclear = observe, edges, views, on_unclear
-        self._arrived = 0
-        self._total: Tensor | None = None
-
-    def add(self, grad: Tensor) -> None:
-        """Add the gradient of one edge; observe the sum if it is the last one."""
-        if self._arrived == 0 and self._edges > 1:  # the loss may not depend on the other edges
-            at_end_of_backward(self._show)
-        self._total = grad.detach() if self._total is None else self._total + grad.detach()
-        self._arrived += 1
-        if self._arrived == self._edges:
-            self._show()
+    arrived: list[Tensor] = []
 
     @unseen
-    def _show(self) -> None:
-        total, self._total, self._arrived = self._total, None, 0
-        if total is None:  # all has arrived before
-            return
-        if any(is_changed() for is_changed in self._views):
-            self._on_unclear(CHANGED)
-        else:
-            self._observe(total)
+    def show() -> None:
+        if arrived:
+            total = functools.reduce(torch.add, arrived)
+            arrived.clear()
+            observe(total)
+
+    def add(grad: Tensor) -> None:
+        if not arrived and edges > 1:
+            at_end_of_backward(show)
+        arrived.append(grad.detach())
+        if len(arrived) == edges:
+            show()
+
+    return add
 
 
 def _crossings(

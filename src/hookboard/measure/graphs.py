@@ -63,7 +63,8 @@ class GraphEnd:
         number = self._number = next(_NUMBERS)
         _RECEIVERS[number] = receive
         parts = modules_in(module).values()
-        self._keeps_its_input = all(map(_does_nothing, parts)) or any(getattr(part, "inplace", False) for part in parts)
+        idle = [isinstance(p, (nn.Identity, nn.Sequential)) or (isinstance(p, nn.Dropout) and p.p == 0) for p in parts]
+        self._keeps_its_input = all(idle) or any(getattr(part, "inplace", False) for part in parts)
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
         with torch.inference_mode(False):
             # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.
@@ -136,10 +137,6 @@ class GraphEnd:
         if not shown:
             return None
         return map_tensors(lambda tensor: [*[copy for old, copy in shown if old is tensor], tensor][0], value)
-
-
-def _does_nothing(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Identity, nn.Sequential)) or (isinstance(module, nn.Dropout) and module.p == 0)
 
 
 def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:

@@ -17,24 +17,17 @@ SHIFT = 23 - MANTISSA_BITS
 BINS = 1 << (32 - SHIFT)
 """The number of bins, for all values of float32. Those of NaN and infinities are left out of histograms."""
 
-LARGEST = torch.finfo(torch.float32).max
-
-_KEPT_BITS = -1 << (52 - MANTISSA_BITS)
-"""A mask for the bits of a float64 that decide its bin."""
-
 
 def as_single(values: Tensor) -> Tensor:
     """Convert real values to float32 without moving any of them across an edge of a bin.
 
-    Rounding could move a float64 or an integer across an edge, so its bits are truncated instead. Values beyond the
-    range of float32 go into the outermost bins. NaN may become infinite; neither is in a histogram.
+    Rounding could move a float64 or an integer across an edge, so what is rounded up is replaced by the number before.
+    Values beyond the range of float32 go into the outermost bins.
     """
     if values.dtype is torch.float64 or not values.dtype.is_floating_point:
         wide = values.double()
-        cut = (wide.contiguous().view(torch.int64) & _KEPT_BITS).view(torch.float64)
-        inside = cut.clamp(-LARGEST, LARGEST)
-        # An infinity stays one, and so does NaN: cutting may turn NaN into an infinity, which counts as little.
-        values = torch.where(wide.abs() < math.inf, inside, wide)
+        single = wide.float()
+        return single.where(single.abs() <= wide.abs(), single.nextafter(torch.zeros_like(single)))
     return values.float()
 
 
@@ -98,14 +91,9 @@ def histograms(
     edges = np.append(_EDGES[starts[:, :-1]].clip(low[:, None], high[:, None]), high[:, None], axis=1)
     edges[np.arange(len(counts)), is_kept.argmax(axis=1)] = low
     is_edge = np.append(is_kept, np.logical_or.reduce(is_kept, axis=1, keepdims=True), axis=1)
-    edges, sums = edges[is_edge], sums[is_kept]
-    places = zip(np.cumsum(is_edge.sum(axis=1)).tolist(), np.cumsum(is_kept.sum(axis=1)).tolist(), strict=True)
-    found, edge, part = [], 0, 0
-    for next_edge, next_part in places:
-        own = edges[edge:next_edge] if next_edge > edge else np.zeros(1)
-        found.append(Histogram(own, sums[part:next_part]))
-        edge, part = next_edge, next_part
-    return found
+    edges_of = np.split(edges[is_edge], np.cumsum(is_edge.sum(axis=1))[:-1])
+    counts_of = np.split(sums[is_kept], np.cumsum(is_kept.sum(axis=1))[:-1])
+    return [Histogram(own if len(own) else np.zeros(1), found) for own, found in zip(edges_of, counts_of, strict=True)]
 
 
 def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:

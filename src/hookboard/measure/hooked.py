@@ -28,6 +28,7 @@ class Hooks(dict[str, RemovableHandle]):
         """Take the hooks off; again, if Ctrl-C has come in the middle of it."""
         for handle in self.values():
             handle.remove()
+        self.clear()
 
 
 def hooked(
@@ -61,13 +62,13 @@ def hooked(
     hooks = Hooks()
     try:
         if after is not None:
-            hook = _OnModule(after, place)
-            hooks["after"] = hook.handle = nn.Module.register_forward_hook(
-                module, hook, with_kwargs=with_kwargs, always_call=always_call
-            )
+            hook, how = _OnModule(after), {"with_kwargs": with_kwargs, "always_call": always_call}
+            hooks["after"] = hook.handle = nn.Module.register_forward_hook(module, hook, **how)
+            hook.place = place
         if before is not None:
-            hook = _OnModule(before, place)
+            hook = _OnModule(before)
             hooks["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
+            hook.place = place
         if numbers is not None:
             for kind, handle in hooks.items():
                 renumber(handle, numbers.setdefault(kind, handle.id))
@@ -84,11 +85,6 @@ class _OnModule(functools.partial[Any]):
 
     handle: RemovableHandle
     place: int
-
-    def __new__(cls, function: Callable[..., Any], place: int) -> "_OnModule":
-        hook = super().__new__(cls, function)
-        hook.place = place
-        return hook
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of Python and torch alone: hookboard may not be installed where the module is loaded. Unlike that of the

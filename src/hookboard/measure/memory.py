@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +13,16 @@ WHOLE, FIRST, RUNS, LAST = range(4)
 """How channels lie in memory, see `on_gpu`."""
 
 
-class Shape(NamedTuple):
-    """How a tensor lies in memory, see `on_gpu.measure`.
+Shape = tuple[int, int, int, int, int, int]
+"""How a tensor lies in memory, see `on_gpu.measure`.
 
-    Args:
-        layout: WHOLE, FIRST, RUNS or LAST.
-        outer: how many runs a channel has; for LAST, its values.
-        channels: how many there are; 1 without channels.
-        inner: the length of a run.
-        apart: the distance of the first values of two channels; `inner`, if there are no gaps.
-        every: each `every`-th channel has a row; 0 if none has.
-    """
-
-    layout: int
-    outer: int
-    channels: int
-    inner: int
-    apart: int
-    every: int
+layout: WHOLE, FIRST, RUNS or LAST.
+outer: how many runs a channel has; for LAST, its values.
+channels: how many there are; 1 without channels.
+inner: the length of a run.
+apart: the distance of the first values of two channels; `inner`, if there are no gaps.
+every: each `every`-th channel has a row; 0 if none has.
+"""
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -61,15 +52,15 @@ def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None)
         ]
         if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone:
             return None
-        return Shape(FIRST, 1, shape[0], inner, stride[0], 0 if dim is None else channel_stride(shape[0]))
+        return FIRST, 1, shape[0], inner, stride[0], 0 if dim is None else channel_stride(shape[0])
     if dim is None:
-        return Shape(WHOLE, 1, 1, values, values, 0)
+        return WHOLE, 1, 1, values, values, 0
     place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
     outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
     every = channel_stride(channels)
     if inner == 1:
-        return Shape(LAST, outer, channels, 1, 1, every)
-    return Shape(FIRST if outer == 1 else RUNS, outer, channels, inner, inner, every)
+        return LAST, outer, channels, 1, 1, every
+    return FIRST if outer == 1 else RUNS, outer, channels, inner, inner, every
 
 
 def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
@@ -94,12 +85,8 @@ def can_subtract(minus: Tensor, values: Tensor) -> bool:
     """Return True if a kernel can read `minus` beside `values`: it lies in the same order, without gaps."""
     if not is_plain(minus) or minus.dtype is not values.dtype or minus.device != values.device or minus.is_neg():
         return False
-    return minus.shape == values.shape and _lies_as(minus.shape, minus.stride(), values.stride())
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _lies_as(shape: torch.Size, stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return True if a tensor with these strides has no gaps and the order of the other, which may have some."""
-    order, wanted = dense_order(shape, stride), dense_order(shape, other)
-    wanted = [*range(len(shape))] if wanted is None else wanted  # parts with gaps between them follow each other
-    return order is not None and [d for d in order if shape[d] > 1] == [d for d in wanted if shape[d] > 1]
+    if minus.shape != values.shape or minus.stride()[1:] != values.stride()[1:]:
+        return False
+    # The values may have gaps between the parts of their first dimension; these then follow each other.
+    is_dense = minus.stride() == values.stride() and dense_order(minus.shape, minus.stride()) is not None
+    return is_dense or minus.is_contiguous()

@@ -5,7 +5,6 @@ Large tensors are measured by torch's own threads, as many as torch uses. The re
 
 import functools
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,36 +39,9 @@ def is_there() -> bool:
     return _native is not None
 
 
-class Form(NamedTuple):
-    """How the kernel reads any tensor of one shape, stride and dtype, whatever its address.
-
-    Args:
-        channels: the number of channels; 0 if their rows are not wanted.
-        nbytes: the number of bytes from its first value to its last, gaps included.
-        given: arguments of the kernel, see `Job` in `_native.c`: type, outer, channels, inner, apart, every.
-    """
-
-    channels: int
-    nbytes: int
-    given: tuple[int, int, int, int, int, int]
-    with_abs_mean: bool
-
-
-class Job(NamedTuple):
-    """What is measured: the values, less those of `minus`; the row that they are merged into, and the bins.
-
-    Args:
-        row: the first row of the site; those of channels follow.
-        is_fresh: True if these rows hold nothing yet.
-        bins: the row of the site's bins; -1 without bins.
-    """
-
-    form: Any
-    values: Tensor
-    minus: Tensor | None
-    row: int
-    is_fresh: bool
-    bins: int
+Form = tuple[int, int, int, int, int, int, bool]
+"""How the kernel reads any tensor of one shape, stride and dtype: the type, outer, channels, inner, apart and every of
+`Job` in `_native.c`, and whether it measures `abs_mean`."""
 
 
 def form_of(
@@ -83,30 +55,34 @@ def form_of(
     if tensor.dtype not in _TYPES or not tensor.numel() or tensor.is_neg():
         return None
     shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
-    if shape is None or (has_minus and shape.every):
+    if shape is None:
         return None
-    reach = (shape.channels - 1) * shape.apart + shape.inner if shape.apart > shape.inner else tensor.numel()
-    outer, channels = (shape.outer, shape.channels) if shape.every else (shape.channels, 0)
-    given = _TYPES[tensor.dtype], outer, channels, shape.inner, shape.apart, max(shape.every, 1)
-    return Form(channels, reach * tensor.element_size(), given, with_abs_mean)
+    _, outer, channels, inner, apart, every = shape
+    if has_minus and every:
+        return None
+    outer, channels = (outer, channels) if every else (channels, 0)
+    return _TYPES[tensor.dtype], outer, channels, inner, apart, max(every, 1), with_abs_mean
 
 
-def measure_into(jobs: Iterable[Job], rows: Tensor, bins: Tensor | None) -> list[int]:
+def measure_into(
+    jobs: Iterable[tuple[Form, Tensor, Tensor | None, int, bool, int]], rows: Tensor, bins: Tensor
+) -> list[int]:
     """Measure tensors, and merge each into its rows, shape (n, WIDTH), and its bins.
 
-    Raises:
-        TypeError: the memory of a tensor has been freed, as FSDP does with parameters that it has sharded.
+    Args:
+        jobs: the form; the tensor; what is subtracted from it, or None; the first row of the site, which those of
+            channels follow; whether these rows hold nothing yet; and the row of the site's bins, or -1.
+        rows: shape (n, WIDTH), float64.
+        bins: shape (n, BINS), int64.
+
+    Returns:
+        The numbers of jobs that it could not do: none.
     """
     into, threads = rows.data_ptr(), torch.get_num_threads()
-    for form, values, minus, row, is_fresh, bin_row in jobs:
+    for (kind, outer, channels, inner, apart, every, with_abs_mean), values, minus, row, is_fresh, bin_row in jobs:
         less = 0 if minus is None else minus.data_ptr()
-        counts = 0 if bin_row < 0 or bins is None else bins[bin_row].data_ptr()
+        counts = 0 if bin_row < 0 else bins[bin_row].data_ptr()
         at = into + 8 * WIDTH * row
-        address = values.data_ptr()
-        first = values.storage_offset() * values.element_size()
-        if not address or values.untyped_storage().nbytes() < first + form.nbytes:
-            raise TypeError("its memory has been freed")
-        kind, outer, channels, inner, apart, every = form.given
-        how = is_fresh, form.with_abs_mean, threads
-        _native.measure_into(address, less, counts, at, kind, outer, channels, inner, apart, every, *how)
+        given = kind, outer, channels, inner, apart, every, is_fresh, with_abs_mean, threads
+        _native.measure_into(values.data_ptr(), less, counts, at, *given)
     return []

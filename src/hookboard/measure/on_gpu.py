@@ -1,6 +1,6 @@
 """A Triton kernel that measures tensors on an accelerator, and its launches. Nothing here waits for the device.
 
-It imports Triton: import it only where `has_kernels` is True. One launch reads a tensor, or many, and merges what it
+It imports Triton: import it only where tensors may be on a GPU. One launch reads a tensor, or many, and merges what it
 finds into rows of `FIELDS` that stand in memory already, and into bins. Each program measures tiles of a tensor:
 
 - FIRST: a channel is one run of values, as in a weight (out, in). A tile is `ROWS` groups of `WIDE` values of it.
@@ -41,8 +41,7 @@ from torch import Tensor
 from hookboard.base.messages import inform, warn_switched_off
 from hookboard.base.torch_private import stream_number
 from hookboard.measure import memory, row
-from hookboard.measure.card import adds_float64_fast, has_kernels, processors, uploaded_from
-from hookboard.measure.values import with_memory
+from hookboard.measure.card import adds_float64_fast, processors, uploaded_from
 
 WIDTH = tl.constexpr(row.WIDTH)
 COLUMNS = tl.constexpr(16)  # of a row in a tile, whose sizes are powers of two
@@ -305,7 +304,6 @@ def measure(
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)  # float32 has all of their values
 OPTIONS = {"enable_fp_fusion": True}  # of compiling; `maxnreg` is not among them: Triton for AMD does not know it
 WARPS = {False: 4, True: 8}  # of a program, without and with bins
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -321,8 +319,6 @@ many run at once. Of those with more to keep, with bins or channels side by side
 class Form(NamedTuple):
     """How the kernel reads tensors of one shape, stride, dtype and device."""
 
-    channels: int  # 0 if none has a row
-    rows: int  # of the slab: that of the tensor, then one for each channel that has one
     numbers: tuple[int, int, int, int, int]  # `programs`, then `outer` to `every` of `measure`
     needs: tuple[int, int, int]  # how many programs, rows of scratch and counters
     can_align: bool  # all groups begin at a multiple of 16 bytes if the tensor does
@@ -335,26 +331,10 @@ Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
 that; its first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1 if the form has none."""
 
 
-def readable(tensor: Tensor, dim: int | None = None) -> Tensor | None:
-    """Return what the kernel can read of a detached tensor: itself, or a contiguous or float32 copy; None if nothing.
-
-    A tensor whose memory has been freed is a TypeError.
-    """
-    if not memory.is_plain(tensor) or not has_kernels(tensor.device) or not tensor.numel():
-        return None
-    dtype = with_memory(tensor).dtype
-    if dtype in AS_SINGLE or (dtype.is_floating_point and dtype.itemsize == 1):
-        tensor = tensor.float()
-    flags = {"has_bins": False, "has_minus": False, "with_abs_mean": False}
-    if tensor.dtype in DTYPES and form_of(tensor, dim, **flags) is None:
-        tensor = tensor.resolve_neg().contiguous()
-    return None if form_of(tensor, dim, **flags) is None else tensor
-
-
 def form_of(
     tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
 ) -> Form | None:
-    """Return how the kernel reads a `readable` tensor, whose memory must not have been freed; None for others."""
+    """Return how the kernel reads a dense real tensor that is not empty; None if it cannot."""
     given = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dim, has_bins, has_minus, with_abs_mean
     return None if tensor.is_neg() else _form(*given)
 
@@ -364,9 +344,11 @@ def _form(
     shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None, *flags: bool
 ) -> Form | None:
     found, (has_bins, has_minus, with_abs_mean) = memory.shape_in_memory(shape, stride, dim), flags
-    if dtype not in DTYPES or found is None or found.channels > MAX_CHANNELS or found.apart > found.inner:
+    if dtype not in DTYPES or found is None:
         return None
-    layout, outer, channels, inner, _, every = found
+    layout, outer, channels, inner, apart, every = found
+    if channels > MAX_CHANNELS or apart > inner:
+        return None
     is_last, vector = layout == memory.LAST, 16 // dtype.itemsize
     rows, wide, at_once = _tile(layout, vector, has_bins)
     groups = -(-channels // wide) if is_last else channels
@@ -379,8 +361,6 @@ def _form(
     constants |= {"PAIRS": not adds_float64_fast(device), "HAS_MINUS": has_minus, "HAS_ABS_MEAN": with_abs_mean}
     constants |= {"HAS_BINS": has_bins, "IS_SHARED": IS_SHARED}
     return Form(
-        channels if every else 0,
-        1 + (row.channel_row_count(channels) if every else 0),
         (programs, outer, channels, inner, every),
         (programs * groups, (programs + 1) * channels + groups, 1 + groups),
         channels % vector == 0 if is_last else channels * outer == 1 or inner % vector == 0,
@@ -403,44 +383,27 @@ def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor | None = None) 
     They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
     the indices of the jobs for which that did not work: nothing has changed there.
     """
-    if len(jobs) != 1:
-        return Ready(jobs).measure_into([j[1] for j in jobs], [j[2] for j in jobs], [j[4] for j in jobs], slab, bins)
-    ((form, values, minus, row, is_fresh, bin_row),) = jobs
-    minus = values if minus is None else minus
-    is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
-    numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
-    return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
-
-
-class Ready:
-    """A table of jobs that come again with other tensors of the same forms, as weights do. It keeps no tensor."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.forms = [job[0] for job in jobs]
-        numbers = [[0] * 5 + [f.numbers[0], row, bin_row, *f.numbers[1:], 0] for f, _, _, row, _, bin_row in jobs]
-        self.table = np.array(numbers, np.int64).reshape(len(jobs), JOB.value)
-        self._needs = np.array([form.needs for form in self.forms], np.int64)
-        self._can_align, variants = np.array([f.can_align for f in self.forms], bool), [f.variant for f in self.forms]
-        self._alike = [np.flatnonzero([each == own for each in variants]) for own in dict.fromkeys(variants)]
-
-    def measure_into(
-        self, values: Sequence[Tensor], minus: Sequence[Tensor | None], is_fresh: Any, slab: Tensor, bins: Tensor | None
-    ) -> list[int]:
-        """Do what the function `measure_into` does with the jobs, and these tensors in their order."""
-        table = self.table
-        table[:, 3] = [each.data_ptr() for each in values]
-        table[:, 4] = [0 if each is None else each.data_ptr() for each in minus]
-        table[:, -1] = is_fresh
-        is_aligned, failed = self._can_align & ((table[:, 3] | table[:, 4]) % 16 == 0), list[int]()
-        for chosen in [each[is_aligned[each] == way] for each in self._alike for way in (True, False)]:
-            if len(chosen):
-                part, ends, like = table[chosen], self._needs[chosen].cumsum(0), values[chosen[0]]
-                part[:, :3] = ends - self._needs[chosen]
-                given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
-                form, aligned = self.forms[chosen[0]], bool(is_aligned[chosen[0]])
-                if not _launch(form, aligned, ends[-1].tolist(), given, part, numbers):
-                    failed += chosen.tolist()
-        return failed
+    if len(jobs) == 1:
+        ((form, values, minus, row, is_fresh, bin_row),) = jobs
+        minus = values if minus is None else minus
+        is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
+        numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
+        return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
+    rows, needs = list[list[int]](), np.array([job[0].needs for job in jobs], np.int64)
+    alike: dict[tuple[object, bool], list[int]] = {}
+    for place, (form, values, minus, row, is_fresh, bin_row) in enumerate(jobs):
+        addresses = values.data_ptr(), 0 if minus is None else minus.data_ptr()
+        rows.append([0, 0, 0, *addresses, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)])
+        is_aligned = form.can_align and (addresses[0] | addresses[1]) % 16 == 0
+        alike.setdefault((form.variant, is_aligned), []).append(place)
+    table, failed = np.array(rows, np.int64), list[int]()
+    for (_, is_aligned), chosen in alike.items():
+        (form, like, *_), part, ends = jobs[chosen[0]], table[chosen], needs[chosen].cumsum(0)
+        part[:, :3] = ends - needs[chosen]
+        given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
+        if not _launch(form, is_aligned, ends[-1].tolist(), given, part, numbers):
+            failed += chosen
+    return failed
 
 
 _compiled: dict[tuple[object, ...], Any] = {}  # kernels by variant; None for one that Triton itself launches

@@ -10,12 +10,9 @@ import torch
 
 from hookboard.base.prompts import table_html, text_table
 from hookboard.measure.histogram import Histogram
-from hookboard.measure.row import FIELDS, WIDTH, Moments
+from hookboard.measure.row import NONFINITE, WIDTH, Moments, elements_in
 from hookboard.measure.statistics import StatisticTable
 from hookboard.model.sites import MODEL, Role, Site, Stage
-
-_COUNT = FIELDS.index("count")
-_NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -107,21 +104,15 @@ class Places:
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = list(sites)
-        self._rows: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
+        self.row: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
         self._first: dict[Role, dict[str, int]] = {}
-        self._of_role: dict[Role, list[Site]] = {}
-        for site, row in self._rows.items():
+        for site, row in self.row.items():
             self._first.setdefault(site.role, {}).setdefault(site.name, row)
-            self._of_role.setdefault(site.role, []).append(site)
         self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
         self.tags: tuple[Hashable, list[str], np.ndarray] = None, [], np.empty(0, np.intp)
         """The last result of `Readings.scalars`: what it depended on, the tags, and the place of each value."""
         self.subset: tuple[list[int], Places] | None = None
         """The rows that `Readings.where` has selected last, and their places."""
-
-    def row(self, site: Site) -> int | None:
-        """Return the row of a site; None if there is none."""
-        return self._rows.get(site)
 
     def first(self, role: Role) -> Mapping[str, int]:
         """Return the row of each module or parameter in a role, by name, in order; of several tensors the first."""
@@ -129,7 +120,7 @@ class Places:
 
     def of_role(self, role: Role) -> list[Site]:
         """Return the sites of a role, in the order of their rows."""
-        return self._of_role.get(role, [])
+        return [site for site in self.sites if site.role == role]
 
     def is_of(self, role: Role) -> np.ndarray:
         """Return which rows have this role, shape (sites,), bool."""
@@ -140,11 +131,10 @@ class Places:
 
         Of several tensors it is the row of the first.
         """
-        found = self._asked.get((role, names))
-        if found is None:
+        if (role, names) not in self._asked:
             first = self.first(role)
-            found = self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
-        return found
+            self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
+        return self._asked[role, names]
 
 
 @dataclass(eq=False)
@@ -201,20 +191,12 @@ class Readings(Mapping[Site, Reading]):
 
     def at(self, row: int) -> Reading:
         """Return the reading of a row."""
-        reading = self._made.get(row)
-        if reading is None:
-            reading = self._made[row] = Reading(
-                self.places.sites[row],
-                Moments._make(self.rows[row].tolist()),
-                self.statistics.at(row),
-                self.histograms[row],
-                self.stage,
-                bool(self.overflowed[row]),
-                self.channels[row],
-                self.dtypes[row],
-                self.widths[row],
-            )
-        return reading
+        if row not in self._made:
+            site, moments = self.places.sites[row], Moments(*self.rows[row].tolist())
+            statistics, histogram = self.statistics.at(row), self.histograms[row]
+            more = bool(self.overflowed[row]), self.channels[row], self.dtypes[row], self.widths[row]
+            self._made[row] = Reading(site, moments, statistics, histogram, self.stage, *more)
+        return self._made[row]
 
     def scalars(self) -> dict[str, float]:
         """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""
@@ -242,7 +224,7 @@ class Readings(Mapping[Site, Reading]):
         """
         columns = self.statistics
         if overflowed:
-            columns = columns.joined({"nonfinite_count": self.rows[:, _NONFINITE].sum(axis=1)}, rows)
+            columns = columns.joined({"nonfinite_count": self.rows[:, NONFINITE].sum(axis=1)}, rows)
         columns = columns._replace(values=columns.values.copy())
         for place, name in enumerate(columns.names):
             if not name.endswith("_count"):
@@ -259,37 +241,17 @@ class Readings(Mapping[Site, Reading]):
         subset = self.places.subset
         if subset is None or subset[0] != kept:
             subset = self.places.subset = kept, Places([self.places.sites[row] for row in kept])
-        return replace(
-            self,
-            places=subset[1],
-            rows=self.rows[kept],
-            channels=[self.channels[row] for row in kept],
-            dtypes=[self.dtypes[row] for row in kept],
-            widths=[self.widths[row] for row in kept],
-            statistics=self.statistics.where(is_kept),
-            histograms=[self.histograms[row] for row in kept],
-            overflowed=self.overflowed[kept],
-        )
-
-    @property
-    def is_finite(self) -> np.ndarray:
-        """Whether all values of a site are finite, shape (sites,), bool."""
-        return np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
-
-    @property
-    def is_filled(self) -> np.ndarray:
-        """Whether the tensors of a site had an element, shape (sites,), bool."""
-        return np.asarray((self.rows[:, _COUNT] > 0) | (self.rows[:, _NONFINITE] != 0).any(axis=1))
+        arrays = {name: getattr(self, name)[kept] for name in ("rows", "overflowed")}
+        lists = ("channels", "dtypes", "widths", "histograms")
+        arrays |= {name: [getattr(self, name)[row] for row in kept] for name in lists}
+        return replace(self, places=subset[1], statistics=self.statistics.where(is_kept), **arrays)
 
     def filled(self) -> "Readings":
         """Return the readings of sites whose tensors had an element."""
-        return self.where(self.is_filled)
+        return self.where(elements_in(self.rows) > 0)
 
     def __getitem__(self, site: Site) -> Reading:
-        row = self.places.row(site)
-        if row is None:
-            raise KeyError(site)
-        return self.at(row)
+        return self.at(self.places.row[site])
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.places.sites)

@@ -110,20 +110,20 @@ def merge_over(ranks: Ranks, rows: Tensor, *, with_abs_mean: bool = True, with_n
         with_abs_mean: False does not send `abs_mean`, which is NaN then.
         with_nonfinite: False does not send `nan`, `posinf` and `neginf`, which must then be 0 on all ranks.
     """
-    ends = ranks.max(torch.stack([-rows[:, 8], rows[:, 9]], 1))  # the minimum as the largest negative
-    count, zeros, mean = rows[:, :1], rows[:, 4:5], rows[:, 1:2]
-    abs_mean, nonfinite = rows[:, 3 : 3 + with_abs_mean], rows[:, 5 : 8 if with_nonfinite else 5]
-    sums = ranks.sum(torch.cat([count, zeros, count * mean, count * abs_mean, nonfinite], 1))
-    at_least_one = sums[:, :1].clamp(min=1)
-    merged = torch.zeros_like(rows)
-    merged[:, 0], merged[:, 4], merged[:, 1:2] = sums[:, 0], sums[:, 1], sums[:, 2:3] / at_least_one
-    merged[:, 3:4] = sums[:, 3:4] / at_least_one if with_abs_mean else math.nan
-    if with_nonfinite:
-        merged[:, NONFINITE] = sums[:, -3:]
-    squares = ranks.sum(count * (rows[:, 2:3].square() + (mean - merged[:, 1:2]).square()))
-    merged[:, 2:3] = (squares / at_least_one).sqrt()
-    merged[:, 8], merged[:, 9] = -ends[:, 0], ends[:, 1]
-    return merged
+    own = dict(zip(FIELDS, rows.split(1, 1), strict=True))
+    added_up = ["count", "zeros", *(FIELDS[NONFINITE] if with_nonfinite else ())]
+    means = ["mean", "abs_mean"] if with_abs_mean else ["mean"]
+    ends = ranks.max(torch.cat([-own["min"], own["max"]], 1))  # the minimum as the largest negative
+    sums = ranks.sum(torch.cat([*(own[name] for name in added_up), *(own["count"] * own[name] for name in means)], 1))
+    merged = dict.fromkeys(FIELDS, torch.zeros_like(own["count"])) | {"min": -ends[:, :1], "max": ends[:, 1:]}
+    merged |= dict(zip([*added_up, *means], sums.split(1, 1), strict=True))
+    at_least_one = merged["count"].clamp(min=1)
+    merged |= {name: merged[name] / at_least_one for name in means}
+    squares = ranks.sum(own["count"] * (own["deviation"].square() + (own["mean"] - merged["mean"]).square()))
+    merged["deviation"] = (squares / at_least_one).sqrt()
+    if not with_abs_mean:
+        merged["abs_mean"] = torch.full_like(at_least_one, math.nan)
+    return torch.cat([*merged.values()], 1)
 
 
 def channel_stride(channels: int) -> int:

@@ -11,24 +11,10 @@ from torch import Tensor
 
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.base.messages import Named, unknown
-from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
+from hookboard.measure.derived import DERIVED, AxisScale, Formula, MergedSite
 from hookboard.measure.row import Moments, elements_in
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
-
-
-class Formula(NamedTuple):
-    """How a built-in statistic is computed that follows from the moments alone.
-
-    Args:
-        value: of `Moments` of arrays over the sites; the caller silences NumPy's warnings with `np.errstate`.
-        about: its formula, or a definition in words, for docs/statistics.md.
-        scale: the scale of a chart's axis that suits its values.
-    """
-
-    value: Callable[[Moments], Any]
-    about: str
-    scale: AxisScale = "linear"
 
 
 def _std(m: Moments) -> Any:
@@ -198,7 +184,7 @@ class Plan:
 
     def needs(self, what: Literal["bins", "channels"]) -> bool:
         """Return True if a statistic is computed from the bins, or from the rows of channels."""
-        return any(what in DERIVED[name].needs for name in self.names if name in DERIVED)
+        return any(what == DERIVED[name].needs for name in self.names if name in DERIVED)
 
     @property
     def neutral(self) -> list[float]:

@@ -3,7 +3,8 @@
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,53 +12,38 @@ from torch import Tensor
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
-from hookboard.measure.by_torch import as_float, empty_rows, rows_of
-from hookboard.measure.card import has_kernels, measuring_device, needs_host
-from hookboard.measure.histogram import Histogram, histograms
+from hookboard.measure import native
+from hookboard.measure.card import measuring_device
+from hookboard.measure.histogram import histograms
 from hookboard.measure.memory import can_subtract, is_plain
-from hookboard.measure.native import report_missing_kernel
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS, Moments, merge
-from hookboard.measure.slab import Columns, Place, Slab, Slot
+from hookboard.measure.row import FIELDS
+from hookboard.measure.slab import Columns, Job, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
-from hookboard.measure.values import single_at_least, values_of
+from hookboard.measure.values import values_of, widened, with_memory
 from hookboard.model.layouts import shape_of
 from hookboard.model.sites import Role, Site, Stage
 
-_MIN, _MAX, _ABS_MEAN, _ZEROS, _COUNT = map(FIELDS.index, ("min", "max", "abs_mean", "zeros", "count"))
-
-_NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
+_MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
 MOST_READERS = 256
 """Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
 
-Jobs = dict[Slab, dict[Slot, tuple[Place, Any, Tensor, Tensor | None]]]
-"""What waits for a common launch on each device, see `Slab.measure`."""
 
-
-class Reader(NamedTuple):
-    """How tensors of a site that have the same key are read: nothing else is to be checked of them.
-
-    Args:
-        width: the number of channels; 0 if they are not measured.
-        form: how the kernel of the slab's device reads such tensors.
-        form_of_all: the same without channels.
-    """
-
-    slab: Slab
-    width: int
-    form: Any
-    form_of_all: Any
+Reader = tuple[int, Any, Any]
+"""How tensors of a site that have the same key are read, of which nothing else is to be checked: the number of
+channels, or 0; how the kernel of the slab's device reads such tensors; and the same without channels."""
 
 
 class Table:
     """The rows of one due step: measures the tensors of any number of sites, in any thread, each into one row.
 
+    What is measured of a site is kept on the device of its first tensor, or on the host if that device has no float64.
+
     Args:
         plan: the statistics to measure.
-        device: where most tensors are. What is measured of a tensor is kept on its own device, or on the host if that
-            device has no float64.
+        device: where most tensors are.
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
@@ -80,14 +66,11 @@ class Table:
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); readings are divided by it. None if they carry none. While it
         stays the same, so does this tensor."""
-        self._scales: list[Tensor] = []
-        """The scales that gradients of this step have carried."""
         self._plan, self._histogram, self._channels = plan, histogram, channels
+        self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
-        self._main = Slab(measuring_device(device), with_abs_mean=plan.with_abs_mean)
-        self._slabs = {(self._main.device, 0): self._main}
-        """By device, and the number of the loss scale that gradients carry, see `_number_of`. A model may span several
-        devices, and the scale may change within a step."""
+        self._slabs = {self._device: Slab(self._device, plan)}
+        """By device: a model may span several."""
         self._lock = threading.RLock()
         """Held while a tensor is measured, and while all is taken: it is wholly in this step or wholly in the next."""
         self._agreement = None if ranks is None else Agreement(ranks, plan)
@@ -101,18 +84,24 @@ class Table:
         return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors: on an accelerator in a few launches.
+        """Measure many tensors, or differences of tensors, each of another site: on an accelerator in a few launches.
 
         If measuring one of them fails, its site is left out from then on, with one warning.
 
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
-        jobs: Jobs = {}
-        for site, tensor, minus in tensors:
-            self._observe(self._slots.get(site) or self._slot(site), tensor, minus, jobs)
+        waiting: list[Job] = []
         with self._lock:
-            self._launch(jobs)
+            for site, tensor, minus in tensors:
+                self._observe(self._slot(site), tensor, minus, waiting)
+            for slab in self._slabs.values():
+                jobs = [job for job in waiting if job[0].slab is slab]
+                try:
+                    if jobs:
+                        slab.measure(jobs)
+                except Exception as error:  # the training goes on without them
+                    self.switch_off([slot.site for slot, *_ in jobs], error)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -144,7 +133,8 @@ class Table:
     def forget(self) -> None:
         """Drop what was measured since the last `send`. It does not wait for the device."""
         with self._lock:
-            self._scales.clear()
+            for slot in self._slots.values():
+                slot.forget()
             for slab in self._slabs.values():
                 slab.forget()
 
@@ -160,19 +150,21 @@ class Table:
             A function that waits for the numbers and merges them over the ranks, and returns the readings. What was
             sent first must be fetched first. It raises a `RanksLostError` if a rank that merges no longer takes part.
         """
-        given = [(_NONE if each is None else each).to(self._main.device) for each in (flags, along)]
         with self._lock:
-            main = self._main.send(given)
-            others = [slab.send(()) for slab in self._slabs.values() if slab is not self._main]
-            self._scales.clear()
-        if self._main.device.type == "cpu":
-            report_missing_kernel()
+            slots = [slot for slot in self._slots.values() if (slot.has_rows or slot.is_empty) and not slot.is_off]
+            sent = [
+                slab.send([slot for slot in slots if slot.slab is slab], (flags, along))
+                for slab in self._slabs.values()
+            ]
+            self.forget()
+        if self._device.type == "cpu":
+            native.report_missing_kernel()
 
         def arrived() -> Readings:
             all_flags: Sequence[float]
-            columns, (all_flags, numbers) = main()
-            for other in others:
-                columns = self._joined(columns, other()[0])
+            (columns, (all_flags, numbers)), *others = [read() for read in sent]
+            if others:
+                columns = Columns.of(chain(zip(*columns, strict=True), *(zip(*of, strict=True) for of, _ in others)))
             if self._agreement is not None:
                 columns, all_flags = self._agreement.merged(columns, self._slots, all_flags)
             return self._readings(columns, all_flags, numbers)
@@ -182,63 +174,52 @@ class Table:
     def _slot(self, site: Site) -> Slot:
         """Return the slot of a site; adds it if it is not there yet."""
         with self._lock:
-            return self._slots.setdefault(site, Slot(len(self._slots), site))
+            if site not in self._slots:
+                self._slots[site] = Slot(site)
+            return self._slots[site]
 
-    def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, jobs: Jobs | None = None) -> None:
-        """Measure a tensor, or its difference from another; with `jobs`, a kernel may measure it later."""
+    def _observe(
+        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[Job] | None = None
+    ) -> None:
+        """Measure a tensor, or its difference from another; with `waiting`, what a GPU's kernel reads is put there."""
         if slot.is_off:
             return
         try:
             with self._lock:
-                self._measure(slot, tensor, minus, jobs)
+                self._measure(slot, tensor, minus, waiting)
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
-    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, jobs: Jobs | None) -> None:
+    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[Job] | None) -> None:
         scale = self.scale if slot.traits.is_gradient else None
-        key = _key_of(tensor, minus, self._number_of(scale))
+        if slot.has_rows and scale is not slot.scale:  # it has changed within the step: brought to that of the rows
+            tensor = widened(tensor.detach()) * (_number(slot.scale) / _number(scale))
+        elif not slot.has_rows:
+            slot.scale = scale
+        key = _key_of(tensor, minus)
         reader = slot.readers.get(key)
-        if reader is None:
-            self._measure_anew(slot, tensor, minus, scale, key)
+        if reader is None or slot.slab is None:
+            self._measure_anew(slot, tensor, minus, key)
             return
-        reader.slab.scale = scale
-        place = reader.slab.place(slot, reader.width)
-        self._note(slot, place, tensor, scale)
-        job = place, reader.form_of_all if place.is_mixed else reader.form, tensor, minus
-        if jobs is None:
-            reader.slab.measure([job])
+        with_memory(tensor)
+        width, form, form_of_all = reader
+        slot.slab.place(slot, width)
+        self._note(slot, tensor)
+        job = slot, form_of_all if slot.is_mixed else form, tensor, minus
+        if waiting is not None and slot.slab.kernel is not native:
+            waiting.append(job)
         else:
-            waiting = jobs.setdefault(reader.slab, {})
-            if slot in waiting:  # a launch merges one tensor into a row
-                self._launch(jobs)
-            waiting[slot] = job
+            slot.slab.measure([job])
 
-    def _launch(self, jobs: Jobs) -> None:
-        """Measure what waits for a common launch, and forget it; on the host one by one: an error is of one tensor."""
-        for slab, waiting in jobs.items():
-            given = [*waiting.values()]
-            waiting.clear()
-            for together in [given] if has_kernels(slab.device) else [[job] for job in given]:
-                self._measure_together(slab, together)
-
-    def _measure_together(self, slab: Slab, jobs: list[tuple[Place, Any, Tensor, Tensor | None]]) -> None:
-        try:
-            slab.measure(jobs)
-        except Exception as error:  # the training goes on without them
-            self.switch_off([place.slot.site for place, *_ in jobs], error)
-
-    def _note(self, slot: Slot, place: Place, tensor: Tensor, scale: Tensor | None) -> None:
+    def _note(self, slot: Slot, tensor: Tensor) -> None:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
-        if not place.has_rows:
-            slot.dtype = tensor.dtype
+        slot.dtype = slot.dtype or tensor.dtype
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
             tensor = tensor.detach()
-            own = own_numbers(self._plan.own, tensor if scale is None else tensor.float() / scale)
-            place.own = own if place.own is None else joined(self._plan.own, place.own, own)
+            own = own_numbers(self._plan.own, tensor if slot.scale is None else tensor.float() / slot.scale)
+            slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
 
-    def _measure_anew(
-        self, slot: Slot, tensor: Tensor, minus: Tensor | None, scale: Tensor | None, key: object
-    ) -> None:
+    def _measure_anew(self, slot: Slot, tensor: Tensor, minus: Tensor | None, key: object) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
         tensor = tensor.detach() if tensor.requires_grad else tensor
         part = own_part(tensor, of_parameter=slot.traits.of_parameter)
@@ -246,168 +227,80 @@ class Table:
             return
         is_whole = part is tensor
         slot.is_shared |= not is_whole
-        part = part.cpu() if needs_host(part.device) else part
-        # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
-        has_channels = self._channels is not None and is_whole and is_plain(part) and not part.is_complex()
-        dim = self._channels(slot.site, part) if self._channels is not None and has_channels else None
-        if minus is not None and (part.is_complex() or not can_subtract(minus, part)):
-            wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
-            part = part.to(wide) - local(minus).to(part.device, wide)
-            minus = None
-        numbers, zeros = values_of(part)
+        device = measuring_device(part.device) if slot.slab is None else slot.slab.device
+        part = part if part.device == device else part.to(device)
+        numbers = values_of(part)
+        if device not in self._slabs:
+            self._slabs[device] = Slab(device, self._plan)
+        slab = slot.slab = self._slabs[device]
+        slab.follow()
+        slot.shape = shape_of(tensor) if slot.shape is None else slot.shape
         if slot.has_bins is None:
             wants = self._plan.needs("bins") or self._histogram
             slot.has_bins = not slot.traits.moments_only and (wants(slot.site, part) if callable(wants) else wants)
-        slot.shape = shape_of(tensor) if slot.shape is None else slot.shape
-        slab = self._slab(numbers.device, scale)
-        slab.follow()
-        if dim is not None:
-            dim = dim % part.dim() if -part.dim() <= dim < part.dim() and part.shape[dim] else None
-        if not numbers.numel() and not zeros:
-            slot.dtype = part.dtype if slot.dtype is None else slot.dtype
-            slab.note_empty(slot)
+        self._note(slot, part)
+        is_sparse = part.layout is not torch.strided and not part.is_nested
+        if not numbers.numel():
+            slot.is_empty = not (is_sparse and part.numel())
+            if not slot.is_empty:
+                slab.place(slot, 0)
+                slab.add_zeros(slot, part.numel())
             return
-        place = slab.place(slot, 0 if dim is None else numbers.shape[dim])
-        self._note(slot, place, part, scale)
-        if numbers.numel():
-            self._measure_numbers(slot, slab, place, numbers, dim, minus, key if numbers is tensor else None)
-        if zeros:
-            row = empty_rows(1, slab.device)
-            row[0, [_COUNT, _ZEROS]], row[0, [_MIN, _MAX]] = zeros, 0
-            slab.merge(place, row)
-            if place.bins >= 0:
-                slab.bins[place.bins, 0] += zeros  # the first bin begins at 0
-
-    def _measure_numbers(
-        self, slot: Slot, slab: Slab, place: Place, numbers: Tensor, dim: int | None, minus: Tensor | None, key: object
-    ) -> None:
-        """Measure dense real numbers, by a kernel if it can read them; they have a key if they always come as now."""
-        kernel, with_abs_mean = slab.kernel, self._plan.with_abs_mean
+        # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
+        dim = self._channels(slot.site, part) if self._channels is not None and is_whole and numbers is part else None
+        dim = dim if dim is not None and 0 <= dim < part.dim() else None
 
         def form_of(numbers: Tensor, dim: int | None) -> Any:
-            has_minus = minus is not None
-            return kernel.form_of(
-                numbers, dim, has_bins=place.bins >= 0, has_minus=has_minus, with_abs_mean=with_abs_mean
-            )
+            how = {"has_bins": slot.has_bins, "has_minus": minus is not None, "with_abs_mean": self._plan.with_abs_mean}
+            return None if slab.kernel is None else slab.kernel.form_of(numbers, dim, **how)
 
-        form = None if kernel is None else form_of(numbers, dim)
+        form = form_of(numbers, dim) if minus is None or (numbers is part and can_subtract(minus, part)) else None
         if form is None and minus is not None:
-            wide = single_at_least(numbers.dtype)
-            key, numbers, minus = None, numbers.to(wide) - minus.to(wide), None
-        if form is None and kernel is not None:
-            key, numbers = None, as_float(numbers).contiguous()
+            numbers, minus = values_of(widened(part) - widened(local(minus).to(slab.device))), None
             form = form_of(numbers, dim)
-        if form is None:
-            slab.merge(place, rows_of(numbers, None if place.is_mixed else dim))
-            slab.count(place, numbers)
-            return
-        of_all = form_of(numbers, None)
-        if key is not None:
-            if len(slot.readers) >= MOST_READERS:
-                slot.readers.clear()
-            # Not the width of the place: other tensors of the step may have another.
-            slot.readers[key] = Reader(slab, 0 if dim is None else numbers.shape[dim], form, of_all)
-        slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
-
-    def _slab(self, device: torch.device, scale: Tensor | None) -> Slab:
-        """Return the slab of a device; adds it if it is not there yet. What carries a loss scale has one of its own."""
-        key = device, self._number_of(scale)
-        if key not in self._slabs:
-            self._slabs[key] = Slab(device, with_abs_mean=self._plan.with_abs_mean)
-        self._slabs[key].scale = scale
-        return self._slabs[key]
-
-    def _number_of(self, scale: Tensor | None) -> int:
-        """Return the number of a scale among those of this step, counted from 1; 0 for none."""
-        if scale is None:
-            return 0
-        number = next((number for number, known in enumerate(self._scales, 1) if known is scale), 0)
-        if not number:
-            self._scales.append(scale)
-        return number or len(self._scales)
-
-    def _joined(self, columns: Columns, others: Columns) -> Columns:
-        """Add what is in another slab; a site that is in both has the row of all its tensors together."""
-        places = {slot: place for place, slot in enumerate(columns.slots)}
-        new = [number for number, slot in enumerate(others.slots) if slot not in places]
-        for number, slot in enumerate(others.slots):
-            if slot in places:
-                place = places[slot]
-                row, other = torch.from_numpy(columns.rows[[place]]), torch.from_numpy(others.rows[[number]])
-                elements, more_elements = columns.elements_of(place), others.elements_of(number)
-                columns.rows[place] = merge(row, other).numpy()[0]
-                if not elements:
-                    columns.channels[place], columns.widths[place] = others.channels[number], others.widths[number]
-                elif more_elements:
-                    both = columns.channels[place], others.channels[number]
-                    columns.channels[place] = _joined_channels(*both, columns.widths[place] == others.widths[number])
-                if (more := others.own[number]) is not None:
-                    own = columns.own[place]
-                    own = more if own is None else joined(self._plan.own, *map(torch.from_numpy, (own, more))).numpy()
-                    columns.own[place] = own
-                if (counts := others.bins[number]) is not None:
-                    columns.bins[place] = counts + (0 if columns.bins[place] is None else columns.bins[place])
-        return columns.with_more(others, new)
+        if form is None and slab.kernel is not None:
+            numbers = widened(numbers).contiguous()
+            form = form_of(numbers, dim)
+        width = 0 if dim is None else numbers.shape[dim]
+        slab.place(slot, width)
+        if form is not None:
+            of_all = form if dim is None else form_of(numbers, None)
+            if key is not None and numbers is tensor:
+                if len(slot.readers) >= MOST_READERS:
+                    slot.readers.clear()
+                slot.readers[key] = width, form, of_all
+            slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
+        else:
+            slab.measure_by_torch(slot, numbers, dim)
+        if is_sparse:
+            slab.add_zeros(slot, part.numel() - numbers.numel())
 
     def _readings(self, columns: Columns, flags: Sequence[float], along: Sequence[float]) -> Readings:
         sites = [slot.site for slot in columns.slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        own = np.array([self._plan.neutral if each is None else each for each in columns.own])
-        own = own.reshape(len(sites), len(self._plan.own))
-        bins, channels, dtypes = columns.bins, columns.channels, columns.dtypes
-        statistics = self._plan.table(columns.rows, own, bins, channels, dtypes)
-        drawn: list[Histogram | None] = [None] * len(sites)
+        own = columns.own.reshape(len(sites), len(self._plan.own))
+        _, rows, _, channels, bins, dtypes, widths = columns
         counted = [place for place, each in enumerate(bins) if each is not None] if self._histogram else []
-        if counted:
-            low, high = columns.rows[counted][:, [_MIN, _MAX]].T
-            found = histograms([each for each in bins if each is not None], low, high)
-            for place, histogram in zip(counted, found, strict=True):
-                drawn[place] = histogram
-        return Readings(
-            self._places,
-            columns.rows,
-            channels,
-            dtypes,
-            columns.widths,
-            statistics,
-            drawn,
-            self.stage,
-            np.zeros(len(sites), bool),
-            flags,
-            along,
-        )
+        low, high = rows[counted][:, [_MIN, _MAX]].T
+        found = histograms([each for each in bins if each is not None], low, high) if counted else []
+        drawn = dict(zip(counted, found, strict=True))
+        drawn_or_none = [drawn.get(place) for place in range(len(sites))]
+        statistics = self._plan.table(rows, own, bins, channels, dtypes)
+        overflowed = np.zeros(len(sites), bool)
+        of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
+        return Readings(self._places, *of_sites, self.stage, overflowed, flags, along)
 
 
-def moments_of(tensor: Tensor) -> Moments:
-    """Return the moments of one tensor, `abs_mean` too.
-
-    Raises:
-        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
-
-    Examples:
-        >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
-        2.0
-    """
-    plan, site = Plan(("abs_mean",)), Site("", "output")
-    values_of(tensor)  # raises, where a table would warn
-    table = Table(plan, tensor.device)
-    table.open(site)(tensor)
-    return table.send()()[site].moments
+def _number(scale: Tensor | None) -> Tensor | float:
+    return 1.0 if scale is None else scale
 
 
-def _joined_channels(channels: Any, others: Any, are_alike: bool) -> Any:
-    """Return the rows of the channels of two slabs together; None if one has none, or if they are not the same."""
-    if channels is None or others is None or not are_alike:
-        return None
-    return merge(torch.from_numpy(channels), torch.from_numpy(others)).numpy()
-
-
-def _key_of(tensor: Tensor, minus: Tensor | None, scale: int) -> object:
+def _key_of(tensor: Tensor, minus: Tensor | None) -> object:
     """Return what decides how a tensor is read; None for one that is not plain."""
     if not is_plain(tensor):
         return None
-    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg(), scale
+    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
     if minus is None:
         return key
     return (key, minus.shape, minus.stride(), minus.dtype, minus.device) if is_plain(minus) else None

@@ -68,45 +68,37 @@ class Taps:
         self.open_site, self.each_call = open_site, each_call
         self.roles = tuple(roles)
         self.switch = Switch()
-        self.running = threading.local()
-        """For each thread, the calls that have not returned, by the name of the module."""
         self._names = tuple(modules)
-        self._modules = {name: each for name, each in modules.items() if not isinstance(each, torch.jit.ScriptModule)}
-        self._taps = {name: _ModuleTap(name, self) for name in self._modules}
-        for tap, module in zip(self._taps.values(), self._modules.values(), strict=True) if in_graphs else ():
-            tap.graph_end = GraphEnd(tap.receive, module)
         fused = {} if model is None else layers_around(model)
-        self._layers = {name: fused[id(each)] for name, each in self._modules.items() if id(each) in fused}
-        """The fused layer of each module on which even an idle hook would change the run."""
-        self._hooks: dict[str, Hooks] = {}
+        self._taps = {
+            name: _ModuleTap(name, module, fused.get(id(module)), self)
+            for name, module in modules.items()
+            if not isinstance(module, torch.jit.ScriptModule)
+        }
+        for tap in self._taps.values() if in_graphs else ():
+            tap.graph_end = GraphEnd(tap.receive, tap.module)
 
     def attach(self) -> None:
         """Hook the modules; nothing is shown before `active` is set.
 
         TorchScript modules are never hooked, fused layers and modules inside them only in training while `active`.
         """
-        self._hook(name for name in self._modules if name not in self._layers)
+        self._hook(tap for tap in self._taps.values() if tap.layer is None)
 
-    def _hook(self, names: Iterable[str]) -> None:
+    def _hook(self, taps: Iterable["_ModuleTap"]) -> None:
         numbers: dict[str, int] = {}
-        for name in names:
-            if name not in self._hooks:
-                tap = self._taps[name]
+        for tap in taps:
+            if not tap.hooks:
                 before = tap.enter if tap.counts_calls or "input" in self.roles else None
-                self._hooks[name] = hooked(self._modules[name], before, tap.leave, with_kwargs=True, numbers=numbers)
-
-    def _unhook(self, names: Iterable[str]) -> None:
-        for name in [name for name in names if name in self._hooks]:
-            self._hooks[name].close()
-            self._hooks.pop(name)
+                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True, numbers=numbers)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
         try:
             self.end_step()
         finally:
-            self._unhook(self._taps)
             for tap in self._taps.values():
+                tap.hooks.close()
                 if tap.graph_end is not None:
                     tap.graph_end.end()
 
@@ -118,15 +110,17 @@ class Taps:
     @active.setter
     def active(self, on: bool) -> None:
         if on:
-            self._hook(name for name, layer in self._layers.items() if layer.training)
+            self._hook(tap for tap in self._taps.values() if tap.layer is not None and tap.layer.training)
         self.switch.on = on
-        if not on:
-            self._unhook(self._layers)
+        for tap in self._taps.values():
+            if not on and tap.layer is not None:
+                tap.hooks.close()
 
     def end_step(self) -> None:
         """Stop showing tensors, and release all that belongs to the step."""
         self.active = False
-        self.running = threading.local()
+        for tap in self._taps.values():
+            tap.running.clear()
 
     def expected(self) -> Iterator[tuple[str, Role]]:
         """Yield each pair of module name and role; at least one tensor of each should be shown in a step."""
@@ -134,23 +128,22 @@ class Taps:
 
     def why_silent(self, name: str, role: Role) -> str:
         """Return the most likely reason why no tensor of this role of the module was shown."""
-        if name not in self._taps:
+        tap = self._taps.get(name)
+        if tap is None:
             return "hooks never fire in a TorchScript module"
-        tap = self._taps[name]
-        if role in tap.causes:
-            return tap.causes[role]
-        return NO_GRADIENT if tap.called else self._why_not_called(name)
+        return tap.causes.get(role) or (NO_GRADIENT if tap.called else _why_not_called(tap))
 
-    def _why_not_called(self, name: str) -> str:
-        causes = ["its forward was called directly"]
-        if name in self._layers:
-            causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
-        if has_compiled_anything():
-            causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
-        if any(parameter.grad is not None for parameter in parameters_in(self._modules[name], recurse=False).values()):
-            causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
-            return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
-        return f"the module was not called (or {' or '.join(causes)})"
+
+def _why_not_called(tap: "_ModuleTap") -> str:
+    causes = ["its forward was called directly"]
+    if tap.layer is not None:
+        causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
+    if has_compiled_anything():
+        causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
+    if any(parameter.grad is not None for parameter in parameters_in(tap.module, recurse=False).values()):
+        causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
+        return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
+    return f"the module was not called (or {' or '.join(causes)})"
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:
@@ -169,17 +162,15 @@ def layers_around(model: nn.Module) -> dict[int, nn.Module]:
     return {id(part): layer for layer in layers if id(layer) not in compiled for part in modules_in(layer).values()}
 
 
-class _OpenCall(NamedTuple):
-    """A call of a module that has not returned yet.
+class _Call(NamedTuple):
+    """A call of a module.
 
     Args:
-        arguments: identifies the call: the `id` of the tuple of its positional arguments.
         number: counts the calls of the module, from 0; a recomputed call may have UNKNOWN.
         edges: the autograd edges to its inputs, on which their gradients arrive.
         since: autograd's sequence number when the call began.
     """
 
-    arguments: int
     number: int
     edges: Edges
     since: int
@@ -188,13 +179,18 @@ class _OpenCall(NamedTuple):
 class _ModuleTap:
     """The forward hook and pre-hook of one module, which keep no tensor after the call; `taps` has what all share."""
 
-    def __init__(self, name: str, taps: Taps) -> None:
+    def __init__(self, name: str, module: nn.Module, layer: nn.Module | None, taps: Taps) -> None:
+        self.module, self.hooks = module, Hooks()
+        self.layer = layer
+        """The fused layer in which even an idle hook would change the run; None for most modules."""
         self.called = False
         """Whether a call has been seen."""
         self.causes: dict[str, str] = {}
         """By role, why a tensor could not be shown."""
         self.graph_end: GraphEnd | None = None
         """Shows the tensors of compiled graphs; None if they are not shown."""
+        self.running: dict[int, _Call] = {}
+        """The calls that have not returned, by the `id` of the tuple of positional arguments; the last one last."""
         self.counts_calls = taps.each_call or "grad_input" in taps.roles
         self._name, self._taps, self._roles, self._switch = name, taps, frozenset(taps.roles), taps.switch
         self._is_off = False
@@ -264,7 +260,7 @@ class _ModuleTap:
                 number = (0 if self._count == 1 else UNKNOWN) if in_backward() else self._count
                 self._count += not in_backward()
             edges = edges_of(inputs) if "grad_input" in self._roles else {}
-            self._calls().append(_OpenCall(id(args), number, edges, sequence_number()))
+            self.running[id(args)] = _Call(number, edges, sequence_number())
         if "input" in self._roles:
             self._show_all("input", inputs, number)
         if not inputs:
@@ -275,9 +271,12 @@ class _ModuleTap:
 
     def _show_outputs(self, args: tuple[Any, ...], output: object) -> None:
         """Show the output tensors after the call, and hook the gradients of outputs and inputs."""
-        call = self._returned(id(args)) if self.counts_calls else _OpenCall(0, 0, {}, 0)
-        if call is None:  # it began before the taps were active
-            return
+        call = _Call(0, {}, 0)
+        if self.counts_calls:
+            if not self.running:  # it began before the taps were active
+                return
+            # If another hook has replaced the arguments, it is the innermost call.
+            call = self.running.pop(id(args)) if id(args) in self.running else self.running.popitem()[1]
         self.called = True
         outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
         if not outputs:
@@ -322,23 +321,6 @@ class _ModuleTap:
                 observer = functools.partial(self._shielded, observer)
             self._observers[role, path] = observer
         return functools.partial(observer, number) if self._taps.each_call else observer
-
-    def _calls(self) -> list[_OpenCall]:
-        """The calls of the module that are running in this thread, the innermost last."""
-        calls: list[_OpenCall] = vars(self._taps.running).setdefault(self._name, [])
-        return calls
-
-    def _returned(self, arguments: int) -> _OpenCall | None:
-        """Return and drop the running call with these arguments, and drop calls inside it that have failed.
-
-        If no call has them, because another hook has replaced them, it is the innermost one.
-        """
-        calls = self._calls()
-        found = [at for at, call in enumerate(calls) if call.arguments == arguments]
-        at = found[-1] if found else len(calls) - 1
-        call = calls[at] if calls else None
-        del calls[max(at, 0) :]
-        return call
 
 
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
