@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from hookboard.base.torch_private import children_of, parameters_in
+from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
@@ -163,7 +164,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     layers = {}
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
-        shapes = {weight: tuple(weights[weight].parameters[0].shape) for weight in names}
+        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
         trainable = frozenset(one for one in names if any(p.requires_grad for p in weights[one].parameters))
         kind, has_modes = kind_of(module), _has_modes(module)
