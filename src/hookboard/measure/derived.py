@@ -40,14 +40,12 @@ class Formula(NamedTuple):
         about: its formula, or a definition in words, for docs/statistics.md.
         scale: the scale of a chart's axis that suits its values.
         needs: `bins` or `channels` if it needs those.
-        why_not: why a site may have no such statistic, used in messages.
     """
 
     value: Callable[[Any], Any]
     about: str
     scale: AxisScale = "linear"
     needs: Literal["", "bins", "channels"] = ""
-    why_not: str = ""
 
 
 def _quantile(share: float, merged: MergedSite) -> float | None:
@@ -90,7 +88,7 @@ def _headroom(merged: MergedSite) -> float | None:
 
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
 
-_of_bins = partial(Formula, needs="bins", why_not="its values are not binned")
+_of_bins = partial(Formula, needs="bins")
 
 DERIVED: dict[str, Formula] = {
     "p01": _of_bins(partial(_quantile, 0.01), f"the 0.01 quantile, {_FROM_BINS}"),
@@ -100,12 +98,10 @@ DERIVED: dict[str, Formula] = {
         _dead_fraction,
         "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
         needs="channels",
-        why_not="the tensor has no channel dimension, or the number of channels differs between calls",
     ),
     "underflow_fraction": _of_bins(
         partial(_underflow, None),
         "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
-        why_not="its dtype is float64, complex or not a float",
     ),
     "fp16_underflow_fraction": _of_bins(
         partial(_underflow, torch.float16),
@@ -115,7 +111,6 @@ DERIVED: dict[str, Formula] = {
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left before "
         "overflow; infinite if all values are 0",
-        why_not="its dtype is neither floating-point nor complex",
     ),
 }
 """The built-in statistics that need more than the moments, by name."""
