@@ -7,7 +7,7 @@ from typing import Any
 
 from hookboard.experiments.attempt import (
     OutOfTimeError,
-    Recipe,
+    Setting,
     copy_of_optimizer,
     current_rates,
     gradients_of,
@@ -90,18 +90,18 @@ class RateTrial:
         return abs(self.exchanged - self.right) <= SAME_LOSS * abs(self.right)
 
 
-def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
+def tried_rates(setting: Setting, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
     """Train `count` steps at each rate of FACTORS, and at further ones where these show too little.
 
     Returns the trials in ascending order of their rate; only those that were finished before the deadline.
     """
     trials: list[RateTrial] = []
     try:
-        rest = losses_without_updates(recipe, batches, count + 1)
+        rest = losses_without_updates(setting, batches, count + 1)
         for factor in FACTORS:
-            trials += [_tried(recipe, batches, factor, rest, targets)]
+            trials += [_tried(setting, batches, factor, rest, targets)]
         for factor in _further(sorted(trials, key=lambda trial: trial.factor)):
-            trials += [_tried(recipe, batches, factor, rest, targets)]
+            trials += [_tried(setting, batches, factor, rest, targets)]
             if trials[-1].fall >= FALLEN_SHARE or math.isfinite(trials[-1].after) != (factor > 1):
                 break
     except OutOfTimeError:
@@ -126,34 +126,36 @@ RatePair = tuple[RateTrial, RateTrial]
 
 
 def tried_longer(
-    recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
+    setting: Setting, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
 ) -> list[RatePair]:
     """Train for more steps at the user's rate and at that of `best`; return the pair, or nothing if time was up."""
     try:
-        rest = losses_without_updates(recipe, batches, count + 1)
-        yours, other = (_tried(recipe, batches, factor, rest, targets) for factor in (1.0, best.factor))
+        rest = losses_without_updates(setting, batches, count + 1)
+        yours, other = (_tried(setting, batches, factor, rest, targets) for factor in (1.0, best.factor))
         return [(yours, other)]
     except OutOfTimeError:
         return []
 
 
-def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets) -> RateTrial:
+def _tried(
+    setting: Setting, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets
+) -> RateTrial:
     """Train at one rate; `rest` are the losses without updates: that before each step, and that after the last."""
     last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
-    with restoring(recipe):
-        losses = train(recipe, batches, copy_of_optimizer(recipe, factor), len(rest) - 1, gives_up=factor != 1)
+    with restoring(setting):
+        losses = train(setting, batches, copy_of_optimizer(setting, factor), len(rest) - 1, gives_up=factor != 1)
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last
             if targets.paths:
-                right, other = (sum(losses_of(recipe, some)) for some in (batches, exchanged(batches, targets)))
-    rate = float(current_rates(recipe.optimizer)[0]) * factor
+                right, other = (sum(losses_of(setting, some)) for some in (batches, exchanged(batches, targets)))
+    rate = float(current_rates(setting.optimizers[0])[0]) * factor
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 
 
-def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
+def judge_gradients(setting: Setting, batch: Any, loss: float) -> list[Finding]:
     """Return one finding if no nonzero gradient reaches a parameter in the optimizer on a batch with this loss."""
-    gradients = gradients_of(recipe, batch)
+    gradients = gradients_of(setting, batch)
     if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
     evidence = f"no nonzero gradient reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
