@@ -135,8 +135,9 @@ def test_a_rate_far_too_small_is_a_note_also_if_the_best_that_is_tried_falls_a_l
 def test_a_loss_that_blows_up_is_a_multiple_of_its_value():
     best = RateTrial(0.1, 0.01, 30, before=2.0, after=0.5, right=1.0, exchanged=2.0)
     yours = RateTrial(1.0, 0.1, 30, before=2.0, after=6e9, right=1.0, exchanged=2.0)
-    options = {"has_targets": True, "is_dense": False, "groups": 1, "is_scheduled": False, "total": 100.0}
-    [found] = judge_rates([best, yours], [(yours, best)], **options)
+    model = net()
+    setting = Setting(model, [SGD(model.parameters(), lr=0.1)], total_steps=100.0)
+    [found] = judge_rates(setting, [best, yours], [(yours, best)], has_targets=True, is_dense=False)
     assert (found.rule, found.severity) == ("learning_rate", "alarm")
     assert found.evidence.endswith(f"at yours (0.1) it rises to {6e9 / 2.0:.1g} times its initial value")
 
@@ -162,7 +163,7 @@ TRIED = {
     ),
     "a loss that diverges at every rate": (
         lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
-        ("learning_rate", "alarm", "at every learning rate down to 1e-06, the loss diverges"),
+        ("learning_rate", "alarm", "at every learning rate down to 0.001, the loss diverges"),
     ),
     "outputs that cannot move": (
         lambda: (nn.Sequential(net(), nn.Softmax(dim=1)), regression(), 0.1, mse_loss),

@@ -72,7 +72,7 @@ class Faults:
         step: float,
     ) -> None:
         self._index, self._rounding, self._step = recorded.index, rounding, step
-        self._sums: dict[str, int] = {}
+        self._sums: dict[str, int] = {}  # how many products a module adds up for one number of its output, at most
         for name, weight in self._index.weights.items():
             if len(weight.shape) > 1:
                 module = name.rpartition(".")[0]
@@ -107,18 +107,14 @@ class Faults:
         entry = self._index.spots.get(key) if isinstance(key, Spot) else None
         is_whole = entry is not None and not entry.dtype.startswith(("float", "bfloat", "complex"))
         added_in = min(self._step, torch.finfo(torch.float32).eps)
-        added = max(ADDED_UP, ADDED_UP_SHARE * math.sqrt(self._largest_sum(key)))
+        module = key.module if isinstance(key, Spot) else key.rpartition(".")[0]
+        added = max(ADDED_UP, ADDED_UP_SHARE * math.sqrt(self._sums.get(module, 1)))
         measured = self._rounding.get(key, 0.0) * (1 + added * added_in / self._step)
         return max(measured, 0.0 if is_whole else max(self._step, added * added_in))
 
-    def _largest_sum(self, key: Spot | str) -> int:
-        """Return how many products the module adds up for one number of its output, at most; 1 if it has no weights."""
-        module = key.module if isinstance(key, Spot) else key.rpartition(".")[0]
-        return self._sums.get(module, 1)
-
-    def is_fault(self, spot: Spot, found: Distance) -> bool:
+    def is_fault(self, key: Spot | str, found: Distance) -> bool:
         """Return True if a difference is more than rounding."""
-        return found.relative > BEYOND_ROUNDING * self.expected(spot)
+        return found.relative > BEYOND_ROUNDING * self.expected(key)
 
     def differences(self, found: Found) -> list[Difference]:
         """Return what differs by more than rounding, in the order of execution.
@@ -229,8 +225,8 @@ class Faults:
             )
             return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
         if spot in self._cut(found):
-            where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"
-            cause = f"no gradient reaches it; look for detach(), no_grad() or frozen weights {where}"
+            where = self._parent(spot.module) or "the model"
+            cause = f"no gradient reaches it; look for detach(), no_grad() or frozen weights in {where}"
             return [Difference(spot, BROKEN, self.expected(spot), cause)]
         return []
 
@@ -243,7 +239,7 @@ class Faults:
         for name, seen in found.gradients.items():
             # Under FSDP2 the graph holds other tensors than the model, and does not tell whose code a weight passes.
             is_innocent = self._is_innocent(name, found) and name.rpartition(".")[0] not in self._guilty
-            if self._is_large(name, seen) and name not in tied and is_innocent:
+            if self.is_fault(name, seen) and name not in tied and is_innocent:
                 cause = "its gradient differs, although nothing in the forward pass does"
                 yield self._of_weight(name, "gradient", seen, cause)
         for names, side in ((found.missing, "right"), (found.added, "left")):
@@ -253,12 +249,9 @@ class Faults:
                     yield self._of_weight(name, "gradient", BROKEN, cause)
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
-            if self._is_large(name, seen) and name not in self._weights and module not in self._guilty:
+            if self.is_fault(name, seen) and name not in self._weights and module not in self._guilty:
                 cause = "; ".join(["it differs after the call", *self._own(module)])
                 yield self._of_weight(name, "weight", seen, cause)
-
-    def _is_large(self, name: str, seen: Distance) -> bool:
-        return seen.relative > BEYOND_ROUNDING * self.expected(name)
 
     def _of_weight(self, name: str, part: Part, seen: Distance, cause: str) -> Difference:
         module, _, own = name.rpartition(".")

@@ -3,8 +3,8 @@
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
@@ -85,11 +85,9 @@ def check_memory(setting: Setting) -> None:
             raise CannotRunAgainError(f"the weights are too large to copy on {device}")
 
 
-@contextmanager
-def restoring(setting: Setting) -> Iterator[None]:
+def restoring(setting: Setting) -> AbstractContextManager[None]:
     """Return a context, in which gradients are None at first, that puts back the model and the weights."""
-    with undisturbed(setting.module, *setting.parameters, trainer=setting.trainer, is_whole_step=True):
-        yield
+    return undisturbed(setting.module, *setting.parameters, trainer=setting.trainer, is_whole_step=True)
 
 
 def copy_of_optimizer(setting: Setting, factor: float) -> Optimizer:

@@ -147,18 +147,10 @@ def _experiments(setting: Setting, batches: Sequence[Any]) -> CheckupReport:
             trials = _tried_rates(setting, together, targets)
             of_what = "one batch" if len(together) == 1 else f"{len(together)} batches"
             tried += said_of_rates(trials, f"the current weights on {of_what}")
-            [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
             pairs = _tried_longer(setting, together, batches, trials, targets)
-            findings += judge_rates(
-                trials,
-                pairs,
-                has_targets=has_targets,
-                is_dense=any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths),
-                groups=len(optimizer.param_groups),
-                is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
-                total=setting.total_steps,
-            )
+            is_dense = any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths)
+            findings += judge_rates(setting, trials, pairs, has_targets=has_targets, is_dense=is_dense)
     except OutOfTimeError:
         tried.append("The time limit was reached before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are unchanged.")
