@@ -117,17 +117,24 @@ class Faults:
         return found.relative > BEYOND_ROUNDING * self.expected(key)
 
     def differences(self, found: Found) -> list[Difference]:
-        """Return what differs by more than rounding, in the order of execution.
+        """Return what differs by more than rounding, in the order of execution; gradients only if nothing else does.
 
         Of tensors of other shapes only the first: most others have other shapes because it has.
         """
         forward = [spot for spot in self._index.spots if spot.part != "gradient" and self._counts(spot, found)]
         others = [spot for spot in forward if spot in found.shapes][1:]
         told = [self._forward(spot, found) for spot in forward if spot not in others]
-        for spot in self._index.spots:
-            if spot.part == "gradient" and self._is_innocent(replace(spot, part="output"), found):
-                told += self._backward(spot, found)
-        return [*told, *self._of_weights(found)]
+        for name, first, one, other in self._tied:
+            cause = f"it is tied to {first} in the {one} model, but a copy in the {other} model"
+            told.append(self._of_weight(name, "weight", BROKEN, f"{cause}; training will make them diverge"))
+        if not self._guilty:
+            told += self._backward(found)
+        for name, seen in found.buffers.items():
+            module = name.rpartition(".")[0]
+            if self.is_fault(name, seen) and name not in self._weights and module not in self._guilty:
+                cause = "; ".join(["it differs after the call", *self._own(module)])
+                told.append(self._of_weight(name, "weight", seen, cause))
+        return told
 
     def _counts(self, spot: Spot, found: Found) -> bool:
         return spot in found.spots and self.is_fault(spot, found.spots[spot])
@@ -198,60 +205,30 @@ class Faults:
         ran = [spot.module for spot in spots if spot.part == "output" and spot.module != parent]
         return next((name for name in reversed(ran) if self._parent(name) == parent), "")
 
-    # Backward.
-
-    def _is_innocent(self, key: Spot | str, found: Found) -> bool:
-        """Return True if no module that passes this gradient back differs forward, or gets no gradient itself."""
-        passing = found.reaches.get(key, set())
-        cut = {spot.module for spot in self._cut(found)}
-        return not (self._guilty | cut) & passing and not self._guilty & {self._parent(m) for m in passing if m}
-
-    def _cut(self, found: Found) -> list[Spot]:
-        """Return the gradients of outputs that came in the left model alone, although the module ran in both."""
-        return [
-            spot
-            for spot in self._index.spots
-            if spot.part == "gradient" and spot not in found.spots and replace(spot, part="output") in found.spots
-        ]
-
-    def _backward(self, spot: Spot, found: Found) -> list[Difference]:
-        """Return the difference of a gradient of an output, if it has one, in a list."""
-        if self._counts(spot, found):
-            passing = sorted(found.reaches.get(replace(spot, part="output"), ()))
-            whose = listed([name or "the code after the last module" for name in passing], 3) or "the loss"
-            cause = (
-                f"the gradient that {whose} passes back differs, although its forward pass does not; look for a custom "
-                "backward pass"
-            )
-            return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
-        if spot in self._cut(found):
-            where = self._parent(spot.module) or "the model"
-            cause = f"no gradient reaches it; look for detach(), no_grad() or frozen weights in {where}"
-            return [Difference(spot, BROKEN, self.expected(spot), cause)]
-        return []
-
-    def _of_weights(self, found: Found) -> Iterator[Difference]:
-        ran = {spot.module for spot in found.spots} - {spot.module for spot in self._cut(found)}
+    def _backward(self, found: Found) -> Iterator[Difference]:
+        """Yield what differs in gradients; if some do not arrive, the first of them, from which other faults follow."""
+        gradients = [spot for spot in self._index.spots if spot.part == "gradient"]
+        for spot in gradients:
+            if spot not in found.spots and replace(spot, part="output") in found.spots:
+                where = self._parent(spot.module) or "the model"
+                cause = f"no gradient reaches it; look for detach(), no_grad() or frozen weights in {where}"
+                yield Difference(spot, BROKEN, self.expected(spot), cause)
+                return
+        for spot in gradients:
+            if self._counts(spot, found):
+                cause = "its gradient differs, although the forward pass does not; look for a custom backward pass"
+                yield Difference(spot, found.spots[spot], self.expected(spot), f"{cause} in what uses it")
         tied = {name for one in self._tied for name in one[:2]}
-        for name, first, one, other in self._tied:
-            cause = f"it is tied to {first} in the {one} model, but a copy in the {other} model"
-            yield self._of_weight(name, "weight", BROKEN, f"{cause}; training will make them diverge")
         for name, seen in found.gradients.items():
-            # Under FSDP2 the graph holds other tensors than the model, and does not tell whose code a weight passes.
-            is_innocent = self._is_innocent(name, found) and name.rpartition(".")[0] not in self._guilty
-            if self.is_fault(name, seen) and name not in tied and is_innocent:
+            if self.is_fault(name, seen) and name not in tied:
                 cause = "its gradient differs, although nothing in the forward pass does"
                 yield self._of_weight(name, "gradient", seen, cause)
+        ran = {spot.module for spot in found.spots}
         for names, side in ((found.missing, "right"), (found.added, "left")):
             for name in names:
                 if name.rpartition(".")[0] in ran:
                     cause = f"no gradient in the {side} model, where it is frozen or cut off"
                     yield self._of_weight(name, "gradient", BROKEN, cause)
-        for name, seen in found.buffers.items():
-            module = name.rpartition(".")[0]
-            if self.is_fault(name, seen) and name not in self._weights and module not in self._guilty:
-                cause = "; ".join(["it differs after the call", *self._own(module)])
-                yield self._of_weight(name, "weight", seen, cause)
 
     def _of_weight(self, name: str, part: Part, seen: Distance, cause: str) -> Difference:
         module, _, own = name.rpartition(".")
@@ -267,4 +244,6 @@ class Faults:
         idle = [name for name in self._weights if name.rpartition(".")[0] not in self._guilty]
         if idle and not found.shapes:
             said.append(f"differences in {listed(idle, 3)} have no effect")
+        if self._guilty and self._index.gradients:
+            said.append("gradients are compared once nothing differs in the forward pass")
         return said

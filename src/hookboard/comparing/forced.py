@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import Node
 
 from hookboard.base.ranks import local
 from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
@@ -23,7 +22,6 @@ from hookboard.comparing.running import (
     Spot,
     buffers_in,
     gradients_in,
-    parameters_in,
     watched_modules,
     weights_in,
 )
@@ -38,8 +36,6 @@ class Found:
 
     Args:
         spots: how far each tensor is from the recorded one, in the order in which they were seen.
-        reaches: for each output, or name of a parameter, the modules whose own code uses it, and so passes its gradient
-            back.
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
         gradients: the same for the gradient of each parameter.
         missing: names of recorded gradients that the run did not give.
@@ -48,7 +44,6 @@ class Found:
 
     spots: dict[Spot, Distance] = field(default_factory=dict)
     shapes: dict[Spot, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    reaches: dict[Spot | str, set[str]] = field(default_factory=dict)
     buffers: dict[str, Distance] = field(default_factory=dict)
     gradients: dict[str, Distance] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
@@ -89,8 +84,6 @@ def beside(
     the recorded tensors, and the model's inputs.
     """
     found, model = Found(), runner.model
-    taken_at: dict[Node, Spot] = {}
-    own_names = {id(one): renamed(name, names) for name, one in parameters_in(model).items()}
 
     def see(spot: Spot, tensor: Tensor) -> Tensor | None:
         if spot.module not in names:
@@ -116,10 +109,6 @@ def beside(
             tensor.data.copy_(wanted)
             return None
         taken: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
-        if spot.part == "output" and tensor.grad_fn is not None and taken.grad_fn is not None:
-            for source in _sources(tensor.grad_fn, taken_at, own_names):
-                found.reaches.setdefault(source, set()).add(at.module)
-            taken_at[taken.grad_fn] = at
         return taken
 
     def at_end() -> None:
@@ -156,21 +145,6 @@ def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> Abst
         return noise(tensor.detach())
 
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
-
-
-def _sources(node: Node, taken_at: Mapping[Node, Spot], names: Mapping[int, str]) -> Iterator[Spot | str]:
-    """Yield what the tensor of a node is made of: replaced outputs, where the search ends, and names of parameters."""
-    waiting, seen = [node], {node}
-    while waiting:
-        at = waiting.pop()
-        if at in taken_at:
-            yield taken_at[at]
-        elif id(variable := getattr(at, "variable", None)) in names:
-            yield names[id(variable)]
-        else:
-            new = {after for after, _ in at.next_functions if after is not None} - seen
-            seen |= new
-            waiting.extend(new)
 
 
 def _can_be_filled(tensor: Tensor) -> bool:
