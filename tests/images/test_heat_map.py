@@ -166,7 +166,7 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
     assert (left == right).all()
     marked = np.flatnonzero(left)
     assert marked.tolist() == list(range(marked[0], marked[0] + 8)), "a row of one pixel is drawn in eight"
-    above, below = marked[0] - 2, len(full) - AXIS_HEIGHT - marked[-1] - 3
+    above, below = marked[0], len(full) - AXIS_HEIGHT - marked[-1] - 1
     assert above / (above + below) == pytest.approx(row / 199, abs=0.01)
     assert full[:, : at[0] - MARK_WIDTH].any(), "the triangle beside the name"
     assert picture.caption.endswith(f", marked: 1 {mark}")

@@ -47,10 +47,8 @@ MAX_ROWS_HEIGHT = 290
 the Time Series tab, which shrinks taller pictures.
 """
 
-MIN_MARKED_HEIGHT = 12
-"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them; white lines above and below set it
-off.
-"""
+MIN_MARKED_HEIGHT = 8
+"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them."""
 
 MAX_ENLARGED_MARKS = 16
 
@@ -88,7 +86,9 @@ def heat_map(
     image = Image.fromarray(pixels)
     draw = pen(image)
     for row, kind in kinds.items():
-        _draw_mark(draw, MARKS[kind], (left, right), edges[row : row + 2], len(kinds) <= MAX_ENLARGED_MARKS)
+        bottom = max(edges[row + 1], edges[row] + 1) - 1
+        for x in (left - MARK_WIDTH, right):
+            draw.rectangle((x, edges[row], x + MARK_WIDTH - 1, bottom), MARKS[kind])
     for row, at in labels.items():
         middle = (edges[row] + edges[row + 1]) / 2
         _draw_label(draw, short[row], at, middle, left - MARK_WIDTH, kinds.get(row))
@@ -168,19 +168,6 @@ def _columns(drawn: Pixels, width: int) -> Pixels:
     row, column = np.nonzero(drawn == NOT_FINITE)
     wide[row, column * width // columns] = NOT_FINITE
     return wide
-
-
-def _draw_mark(
-    draw: ImageDraw.ImageDraw, index: int, ends: tuple[int, int], edges: Sequence[int], is_set_off: bool
-) -> None:
-    """Draw a mark at both ends of a row and, if it is to be set off, white lines above and below it."""
-    (left, right), (top, bottom) = ends, (edges[0], max(edges[1], edges[0] + 1))
-    if is_set_off:
-        draw.rectangle((left, top, right - 1, top + 1), PAPER)
-        draw.rectangle((left, bottom - 2, right - 1, bottom - 1), PAPER)
-        top, bottom = top + 2, bottom - 2
-    draw.rectangle((left - MARK_WIDTH, top, left - 1, bottom - 1), index)
-    draw.rectangle((right, top, right + MARK_WIDTH - 1, bottom - 1), index)
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, at: float, middle: float, left: int, mark: Mark | None) -> None:
