@@ -81,8 +81,8 @@ def compare(
 
     Raises:
         TypeError: `left` or `right` is of another type, or `loss` is not a function.
-        ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or a model or its inputs have
-            no values yet (lazy or meta tensors).
+        ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or weights have no values yet
+            (lazy or meta tensors).
 
     Examples:
         >>> import copy, torch

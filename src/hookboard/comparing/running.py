@@ -165,22 +165,20 @@ def _convert(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the inputs for a call of this model, as positional arguments and those with names."""
     weights = list(model.parameters())
+    floating = next((one.dtype for one in weights if one.is_floating_point()), None)
+    complex_ = next((one.dtype for one in weights if one.is_complex()), None)
 
     def moved(tensor: Tensor) -> Tensor:
         twin = tensor.detach().clone()
         if weights:
-            alike = (one.dtype for one in weights if _kind(one) == _kind(tensor) != "whole")
-            twin = twin.to(weights[0].device, next(alike, None))
+            dtype = floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else None
+            twin = twin.to(weights[0].device, dtype)
         return twin.requires_grad_(tensor.requires_grad)
 
     given = map_tensors(moved, inputs)
     if isinstance(given, tuple):
         return given, {}
     return ((), given) if isinstance(given, Mapping) else ((given,), {})
-
-
-def _kind(tensor: Tensor) -> str:
-    return "floating" if tensor.is_floating_point() else "complex" if tensor.is_complex() else "whole"
 
 
 Step = Callable[[str, Any], Any]

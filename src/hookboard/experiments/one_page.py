@@ -99,31 +99,22 @@ def _first_of(data: Iterable[Any]) -> list[Any]:
 
 
 def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Audit the step of the first batch, experiment with all batches, and return a report on both."""
-    tried: list[str] = []
+    """Audit the step of the first batch and, with a Trainer, the optimizers; experiment with all batches."""
     until = perf_counter() + seconds
-    read = _audited(setting, batches[0], tried)
-    found = experiment(setting, batches, until - perf_counter())
-    findings = sorted([*read, *found.findings], key=lambda finding: finding.severity != "alarm")
-    return CheckupReport(tuple(findings), (*tried, *found.tried))
-
-
-def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
-    """Return what is found in the step and, with a Trainer, in its optimizers.
-
-    If one of them cannot be read, the reason is appended to `tried`, and the other is read all the same.
-    """
     module, trainer = setting.module, setting.trainer
-    found: list[Finding] = []
+    findings: list[Finding] = []
+    tried: list[str] = []
     try:
         with undisturbed(module, trainer=trainer, is_whole_step=True):
-            found.extend(audit(module, batch, setting.loss))
+            findings += audit(module, batches[0], setting.loss)
     except CannotRunAgainError as why:
         tried.append(f"The step was not inspected: {why}.")
     if trainer is not None:
-        found.extend(findings_of_optimizers(setting.optimizers, module, None))
-        found.extend(findings_of_schedules(trainer, cast(LightningModule, module)))
-    return found
+        findings += findings_of_optimizers(setting.optimizers, module, None)
+        findings += findings_of_schedules(trainer, cast(LightningModule, module))
+    found = experiment(setting, batches, until - perf_counter())
+    findings = sorted([*findings, *found.findings], key=lambda finding: finding.severity != "alarm")
+    return CheckupReport(tuple(findings), (*tried, *found.tried))
 
 
 def _optimizers_of(model: Any) -> list[Optimizer]:
