@@ -49,20 +49,20 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2078,
-    "loops": 782,
-    "experiments": 697,
+    "callbacks": 2079,
+    "loops": 791,
+    "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
-    "comparing": 1117,
+    "comparing": 861,
     "capturing": 687,
     "tracing": 4639,
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2281,
-    "images": 639,
-    "model": 645,
+    "measure": 2290,
+    "images": 606,
+    "model": 646,
     "base": 702,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit

@@ -120,3 +120,14 @@ def test_the_numbers_of_a_difference_are_those_of_the_tensors():
     worst = (left - right).abs().argmax()
     assert first.found.index == tuple(int(i) for i in torch.unravel_index(worst, left.shape))
     assert (first.found.left, first.found.right) == (float(left.flatten()[worst]), float(right.flatten()[worst]))
+
+
+def test_gradients_are_compared_once_the_forward_pass_is_the_same():
+    net = model(ConvNet)
+
+    def both(other):
+        other.detaches, other.pool = True, nn.AvgPool2d(2)
+
+    found = compare(net, planted(net, both), INPUTS[ConvNet], loss=loss)
+    assert [one.module for one in found.differences] == ["pool"]
+    assert found.notes[-1] == "gradients are compared once nothing differs in the forward pass"

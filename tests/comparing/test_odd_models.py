@@ -1,14 +1,13 @@
 """Models with something unusual about them are compared, or refused with a plain message."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from comparing.nets import loss
 from torch import nn
 
-from hookboard import compare, record
+from hookboard import compare
 from hookboard.comparing.distance import converted, distance
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -118,23 +117,6 @@ def test_a_module_inside_vmap_is_part_of_the_one_around_it():
     other.inner.bias.data += 1
     assert compare(net, copy.deepcopy(net), X, loss=loss).differences == ()
     assert compare(net, other, X).first.module == ""
-
-
-def test_a_copy_of_a_scripted_module_leaves_the_gradients_of_the_original():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        net = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 4))
-    other = copy.deepcopy(net)  # its weights are no leaves: gradients go on to those of the original
-    assert compare(net, other, X, loss=loss).differences == ()
-    assert all(one.grad is None for one in net.parameters())
-
-
-def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
-    net = nn.Linear(8, 8)
-    with pytest.raises(TypeError, match="reusable; got generator"):
-        compare(net, net, (one for one in X))
-    with pytest.raises(TypeError, match="reusable; got list_iterator"):
-        record(net, iter([X]), tmp_path / "left.zip")
 
 
 class Hides(nn.Module):
@@ -279,7 +261,7 @@ def test_frozen_weights_are_the_cause_of_a_gradient_that_is_missing():
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     other = copy.deepcopy(net)
     other[0].requires_grad_(False)
-    assert "0.bias, 0.weight are frozen in the right model" in compare(net, other, X, loss=loss).first.cause
+    assert "look for detach(), no_grad() or frozen weights" in compare(net, other, X, loss=loss).first.cause
     first = compare(other, net, X, loss=loss).first
     assert first.cause == "no gradient in the left model, where it is frozen or cut off"
 
@@ -314,8 +296,7 @@ def test_complex_weights_and_inputs_are_compared_in_two_precisions():
 @pytest.mark.parametrize(
     ("device", "inputs", "options", "error", "said"),
     [
-        ("meta", X, {}, ValueError, "right has weights on the meta device"),
-        ("cpu", X.to("meta"), {}, ValueError, "inputs contains tensors on the meta device"),
+        ("meta", X, {}, ValueError, "right has weights without values"),
         ("cpu", X, {"loss": lambda y: 1.0}, TypeError, "loss must return a tensor; got float"),
     ],
 )
@@ -329,37 +310,11 @@ def two_layers(inside, outside):
 
 
 def test_outputs_of_other_shapes_are_told_with_both_shapes_and_no_number():
-    *_, head, whole = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
+    *_, head = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
     assert head.startswith("2 (output): shape (4, 3) vs. (4, 5); its weight has shape (3, 6) vs. (5, 6)")
-    assert whole == "the whole model (output): shape (4, 3) vs. (4, 5); the output of 2 has a different shape too"
 
 
-def test_what_follows_from_another_shape_names_the_module_that_it_comes_from():
-    found = compare(two_layers(6, 3), two_layers(7, 3), X).differences
-    causes = {str(one).partition(":")[0]: one.cause for one in found}
-    assert causes["1 (input)"] == "shape (4, 6) vs. (4, 7); the output of 0 has a different shape too"
-    assert causes["1 (output)"] == "shape (4, 6) vs. (4, 7); its input has a different shape too"
-    assert causes["2 (input)"] == "shape (4, 6) vs. (4, 7); the output of 1 has a different shape too"
-
-
-class Fails(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("on purpose")
-
-
-def test_a_model_that_fails_is_named_with_the_module_and_what_that_is_given():
-    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which receives shape \(4, 8\): on purpose"):
-        compare(two_layers(6, 3), nn.Sequential(Fails()), X)
-    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which receives shape \(4, 6\): on purpose"):
-        compare(nn.Sequential(*two_layers(6, 3)[:2], Fails()), two_layers(6, 3), X)
-
-
-def test_a_loss_that_fails_is_told_with_what_both_models_return():
-    def of_three(output):
-        if output.shape != (4, 3):
-            raise RuntimeError("on purpose")
-        return output.square().mean()
-
-    said = r"^loss= fails on the output of the right model, \(4, 5\); the other model returns \(4, 3\): on purpose"
-    with pytest.raises(RuntimeError, match=said):
-        compare(two_layers(6, 3), two_layers(6, 5), X, loss=of_three)
+def test_of_several_tensors_of_other_shapes_the_first_is_told():
+    found = compare(two_layers(6, 3), two_layers(7, 3), X)
+    assert [str(one.spot) for one in found.differences if one.cause.startswith("shape ")] == ["0 (output)"]
+    assert found.notes == ()

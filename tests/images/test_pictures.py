@@ -14,7 +14,6 @@ from hookboard.images.picture import (
     BAR_HEIGHT,
     GREY,
     HEAT,
-    INK,
     LEVELS,
     LINE_HEIGHT,
     MARGIN,
@@ -335,10 +334,10 @@ def test_the_input_stands_beside_its_maps_twice_as_large():
     for sample in range(2):
         one = inputs[sample, 0].numpy()
         share = (one - one.min()) / (one.max() - one.min())
-        expected = (INK + share * (PAPER - INK)).repeat(10, 0).repeat(10, 1)
+        expected = (share * 255)[..., None].repeat(10, 0).repeat(10, 1)
         top = sample * (80 + MARGIN)
         assert np.abs(picture.pixels[top : top + 80, :80] - expected).max() <= 1
-    assert (picture.pixels[0, 80 + MARGIN :] != PAPER).any()
+    assert (picture.pixels[0, 80 + MARGIN :] != 255).any()
 
 
 def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
 from torch.optim import SGD
 
-from hookboard.experiments.experiment import Setting, experiment
+from hookboard.experiments.attempt import Setting
+from hookboard.experiments.experiment import experiment
 from hookboard.tracing.audit import audit
 
 pytestmark = pytest.mark.unit
@@ -221,6 +222,6 @@ def test_every_rate_diverges_from_the_loss_of_the_batch():
     evidence = tried("learning_rate", model, batch, 1.0)
     lowest, first = numbers("at every learning rate down to #, the loss diverges (it starts at #)", evidence)
     exact = model.double()(batch[0].double())
-    assert lowest == 1e-6
+    assert lowest == 1e-3
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")
     assert math.isfinite(first)

@@ -173,11 +173,6 @@ def is_compiled(module: nn.Module) -> bool:
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
-def is_compiled_in_place(module: nn.Module) -> bool:
-    """Return True if the module's own forward is compiled, and with it its hooks; False for a compiled wrapper."""
-    return is_compiled(module) and not isinstance(module, OptimizedModule)
-
-
 def runs_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
     held = [each for one in (module, *type(module).__mro__) for each in vars(one).values()]

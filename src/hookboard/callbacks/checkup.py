@@ -8,8 +8,9 @@ from torch import nn
 
 from hookboard.base.checks import check_number, is_finite
 from hookboard.base.messages import inform
+from hookboard.experiments.attempt import Setting
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import CheckupReport, Setting
+from hookboard.experiments.experiment import CheckupReport
 from hookboard.experiments.one_page import BATCHES, SECONDS, check_up
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop

@@ -13,7 +13,7 @@ from hookboard.base.torch_private import children_of
 from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
-    SelectedMaps,
+    Maps,
     aspect_of,
     dense,
     drawn_inputs,
@@ -198,7 +198,7 @@ class _ShownTensors:
 
     taps: Taps
     inputs: Tensor | None
-    shown: dict[Site, tuple[SelectedMaps, bool]] = field(default_factory=dict)
+    shown: dict[Site, tuple[Maps, bool]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 

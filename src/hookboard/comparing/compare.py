@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,12 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.messages import quoted
 from hookboard.comparing.comparison import Comparison, Row
-from hookboard.comparing.distance import Distance, step_of
-from hookboard.comparing.faults import Faults, sides_of
-from hookboard.comparing.forced import beside, other_dtypes, rounding_in, rounding_of
-from hookboard.comparing.matching import is_first_output, matched
+from hookboard.comparing.distance import step_of
+from hookboard.comparing.faults import Faults
+from hookboard.comparing.forced import beside, renamed, rounding_of
+from hookboard.comparing.matching import matched
 from hookboard.comparing.recorded import Recorded, add_index, opened, write
-from hookboard.comparing.running import Loss, ModelRunner, Spot, same_gradients, watched_modules
-from hookboard.model.nested import tensors_in
+from hookboard.comparing.running import Loss, ModelRunner, Spot, watched_modules, weights_in
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
@@ -47,14 +46,12 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     _check_model("model", model)
-    _check_inputs(inputs)
     _check_loss(loss)
     runner = ModelRunner(model, inputs, loss)
     index = write(model, runner, path)
     with opened(path, index) as recorded:
         index.step = step_of(recorded.dtypes)
-        names = {name: name for name in watched_modules(model)}
-        index.rounding = rounding_of(model, runner, recorded, names, index.step)
+        index.rounding = rounding_of(runner, recorded, index.step, {})
     add_index(path, index)
 
 
@@ -84,8 +81,8 @@ def compare(
 
     Raises:
         TypeError: `left` or `right` is of another type, or `loss` is not a function.
-        ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or a model or its inputs have
-            no values yet (lazy or meta tensors).
+        ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or weights have no values yet
+            (lazy or meta tensors).
 
     Examples:
         >>> import copy, torch
@@ -103,43 +100,27 @@ def compare(
         got = "the path of a recording, which comes first" if is_path else type(right).__name__
         raise TypeError(f"right must be a model; got {got}")
     _check_loss(loss)
-    _check_names(names)
+    if names is not None and not isinstance(names, Mapping):
+        raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
     for name, side in (("left", left), ("right", right)):
         if isinstance(side, nn.Module):
             _check_model(name, side)
     if inputs is None:
         raise ValueError("inputs= is missing: pass what the models are called with, as in compare(left, right, batch)")
-    _check_inputs(inputs)
     with ExitStack() as until_end:
-        until_end.enter_context(same_gradients(left, right))
         runner = None
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
-            runner = ModelRunner(left, inputs, loss, side="left")
+            runner = ModelRunner(left, inputs, loss)
             recorded = until_end.enter_context(opened(path, write(left, runner, path)))
         else:
             recorded = until_end.enter_context(opened(left))
         return _beside(runner, recorded, right, inputs, loss, names)
 
 
-def _check_names(names: object) -> None:
-    if names is not None and not isinstance(names, Mapping):
-        raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
-
-
 def _check_model(name: str, model: nn.Module) -> None:
-    if any(map(is_lazy, model.parameters())):
-        raise ValueError(f"{name} has lazy layers, which have no weights yet: call it with a batch first")
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ValueError(f"{name} has weights on the meta device, which have no values: load them first")
-
-
-def _check_inputs(inputs: Any) -> None:
-    for one in inputs if isinstance(inputs, tuple | list) else [inputs]:
-        if isinstance(one, Iterator):
-            raise TypeError(f"inputs must be reusable; got {type(one).__name__}")
-    if any(tensor.is_meta for _, tensor in tensors_in(inputs)):
-        raise ValueError("inputs contains tensors on the meta device, which have no values")
+    if any(is_lazy(one) or one.is_meta for one in (*model.parameters(), *model.buffers())):
+        raise ValueError(f"{name} has weights without values (lazy layers, or on the meta device): load them first")
 
 
 def _check_loss(loss: object) -> None:
@@ -156,36 +137,29 @@ def _beside(
     names: Mapping[str, str] | None,
 ) -> Comparison:
     """Compare a model with a recorded call. `left` runs the recorded model; None if it is not here."""
-    ran: list[tuple[str, tuple[int, ...]]] = []
     dtypes = {one.dtype for one in right.parameters() if one.is_floating_point()}
-    inner = {name.rpartition(".")[0] for name in watched_modules(right) if name}
+    ran: dict[Spot, tuple[int, ...]] = {}
 
     def see(spot: Spot, tensor: torch.Tensor) -> None:
         if tensor.is_floating_point():
             dtypes.add(tensor.dtype)
-        if is_first_output(spot) and spot.module not in inner:
-            ran.append((spot.module, tuple(tensor.shape)))
+        ran[spot] = tuple(tensor.shape)
 
-    runner = ModelRunner(right, inputs, side="right")
-    runner(see, lambda: None)
-    returned = (entry for spot, entry in recorded.index.spots.items() if (spot.module, spot.part) == ("", "output"))
-    runner.loss, runner.other = loss, ", ".join(str(entry.shape) for entry in returned)
+    runner = ModelRunner(right, inputs, loss)
+    replace(runner, loss=None)(see, lambda: None)
     twins = matched(recorded.index, watched_modules(right), ran, names)
-    as_is = beside(right, runner, recorded, twins, is_forced=False)
+    as_is = beside(runner, recorded, twins, is_forced=False)
     step = step_of(recorded.dtypes | dtypes)
     if left is not None:
-        same = {name: name for name in watched_modules(left.model)}
-        rounding = rounding_of(left.model, left, recorded, same, step)
-        if dtypes_there := other_dtypes(left.model, right, twins):
-            in_these = rounding_in(left.model, replace(left, dtypes=dtypes_there), recorded, same)
-            rounding = {key: max(rounding.get(key, 0.0), in_these.get(key, 0.0)) for key in {**rounding, **in_these}}
+        held = {renamed(name, twins): one.dtype for name, one in weights_in(right).items() if one.is_floating_point()}
+        rounding = rounding_of(left, recorded, step, held)
     else:
         times = max(1.0, step / recorded.index.step) if recorded.index.step else 1.0
         rounding = {key: times * value for key, value in recorded.index.rounding.items()}
-    faults = Faults(recorded.index, sides_of(recorded, right, twins, step), rounding, step)
-    alone = beside(right, runner, recorded, twins, is_fault=faults.is_fault)
+    faults = Faults(recorded, right, twins, rounding, step)
+    alone = beside(runner, recorded, twins, is_fault=faults.is_fault)
     spots = [spot for spot in recorded.index.spots if spot in alone.spots]
-    nothing = Distance(math.nan, math.nan, (), math.nan, math.nan)
-    rows = [Row(s, as_is.spots.get(s, nothing).relative, alone.spots[s].relative, faults.expected(s)) for s in spots]
+    as_it_is = {spot: found.relative for spot, found in as_is.spots.items()}
+    rows = [Row(s, as_it_is.get(s, math.nan), alone.spots[s].relative, faults.expected(s)) for s in spots]
     differences = faults.differences(alone)
     return Comparison(tuple(differences), tuple(rows), twins, tuple(faults.notes(alone)))

@@ -5,6 +5,7 @@ what it got in the recording, however wrong the modules before it are.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.autograd.graph import Node
 
 from hookboard.base.ranks import local
 from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
-from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
-from hookboard.comparing.running import ModelRunner, Spot
+from hookboard.comparing.recorded import Recorded
+from hookboard.comparing.running import (
+    ModelRunner,
+    Spot,
+    buffers_in,
+    gradients_in,
+    watched_modules,
+    weights_in,
+)
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
@@ -29,8 +36,6 @@ class Found:
 
     Args:
         spots: how far each tensor is from the recorded one, in the order in which they were seen.
-        reaches: for each output, or name of a parameter, the modules whose own code uses it, and so passes its gradient
-            back.
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
         gradients: the same for the gradient of each parameter.
         missing: names of recorded gradients that the run did not give.
@@ -39,20 +44,16 @@ class Found:
 
     spots: dict[Spot, Distance] = field(default_factory=dict)
     shapes: dict[Spot, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    reaches: dict[Spot | str, set[str]] = field(default_factory=dict)
     buffers: dict[str, Distance] = field(default_factory=dict)
     gradients: dict[str, Distance] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
 
-    def add(self, spot: Spot, left: Tensor, right: Tensor) -> Distance | None:
-        """Measure a tensor beside the recorded one; None if their shapes differ."""
-        if left.shape != right.shape:
-            self.shapes[spot] = tuple(left.shape), tuple(right.shape)
-            self.spots[spot] = BROKEN
-            return None
-        self.spots[spot] = distance(left, right)
-        return self.spots[spot]
+    def distances(self) -> Iterator[tuple[Spot | str, Distance]]:
+        """Yield how far all of them are, by spot, or name of a gradient or buffer."""
+        yield from self.spots.items()
+        yield from self.gradients.items()
+        yield from self.buffers.items()
 
 
 class _Taken(torch.autograd.Function):
@@ -68,7 +69,6 @@ class _Taken(torch.autograd.Function):
 
 
 def beside(
-    model: nn.Module,
     runner: ModelRunner,
     recorded: Recorded,
     names: Mapping[str, str],
@@ -83,9 +83,7 @@ def beside(
     (`is_fault` tells whether what was measured is more than rounding), so that a fault does not spread. `noise` changes
     the recorded tensors, and the model's inputs.
     """
-    found = Found()
-    taken_at: dict[Node, Spot] = {}
-    own_names = {id(one): renamed(name, names) for name, one in parameters_in(model).items()}
+    found, model = Found(), runner.model
 
     def see(spot: Spot, tensor: Tensor) -> Tensor | None:
         if spot.module not in names:
@@ -95,12 +93,15 @@ def beside(
         if entry is None or at in found.spots:
             return None
         wanted = recorded.tensor(entry).to(tensor.device)
-        if (seen := found.add(at, wanted, tensor)) is None:
+        if wanted.shape != tensor.shape:
+            found.shapes[at] = tuple(wanted.shape), tuple(tensor.shape)
+            found.spots[at] = BROKEN
             return None
+        found.spots[at] = distance(wanted, tensor)
         is_given = spot.part == "input"
         if noise is not None and (not is_given or not spot.module):
             wanted = noise(wanted)
-        elif not is_forced or (is_given and not is_fault(at, seen)):
+        elif not is_forced or (is_given and not is_fault(at, found.spots[at])):
             return None
         wanted = converted(wanted, tensor.dtype)
         if is_given and noise is None and _can_be_filled(tensor):
@@ -108,10 +109,6 @@ def beside(
             tensor.data.copy_(wanted)
             return None
         taken: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
-        if spot.part == "output" and tensor.grad_fn is not None and taken.grad_fn is not None:
-            for source in _sources(tensor.grad_fn, taken_at, own_names):
-                found.reaches.setdefault(source, set()).add(at.module)
-            taken_at[taken.grad_fn] = at
         return taken
 
     def at_end() -> None:
@@ -120,9 +117,9 @@ def beside(
             (found.gradients, recorded.index.gradients, gradients_in(model)),
         ):
             for name, tensor in own.items():
-                twin = renamed(name, names)
-                if twin in there and tensor is not None and there[twin].shape == tuple(tensor.shape):
-                    part[twin] = distance(recorded.tensor(there[twin]), tensor)
+                entry = there.get(renamed(name, names))
+                if entry is not None and tensor is not None and entry.shape == tuple(tensor.shape):
+                    part[renamed(name, names)] = distance(recorded.tensor(entry), tensor)
         given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
         wanted = recorded.index.gradients
         found.missing = [name for name in wanted if not given.get(name, True)]
@@ -150,21 +147,6 @@ def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> Abst
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
 
 
-def _sources(node: Node, taken_at: Mapping[Node, Spot], names: Mapping[int, str]) -> Iterator[Spot | str]:
-    """Yield what the tensor of a node is made of: replaced outputs, where the search ends, and names of parameters."""
-    waiting, seen = [node], {node}
-    while waiting:
-        at = waiting.pop()
-        if at in taken_at:
-            yield taken_at[at]
-        elif id(variable := getattr(at, "variable", None)) in names:
-            yield names[id(variable)]
-        else:
-            new = {after for after, _ in at.next_functions if after is not None} - seen
-            seen |= new
-            waiting.extend(new)
-
-
 def _can_be_filled(tensor: Tensor) -> bool:
     """Return True if each element has memory of its own."""
     return all(size == 1 or stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -182,61 +164,31 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def rounding_of(
-    model: nn.Module,
-    runner: ModelRunner,
-    recorded: Recorded,
-    names: Mapping[str, str],
-    step: float,
+    runner: ModelRunner, recorded: Recorded, step: float, dtypes: Mapping[str, torch.dtype]
 ) -> dict[Spot | str, float]:
     """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
 
     The recorded model runs a few times with noise of one rounding step (the distance of 1 to the next number) on its
-    inputs and on what each module returns. The largest change counts.
+    inputs and on what each module returns; and once with its weights in `dtypes`, if these are others: that holds what
+    a kernel rounds within. The largest change counts.
     """
-    largest: dict[Spot | str, float] = {}
+    names = {name: name for name in watched_modules(runner.model)}
+    own = {name: one.dtype for name, one in weights_in(runner.model).items() if one.is_floating_point()}
+    others = {name: dtypes[name] for name in own if dtypes.get(name, own[name]) != own[name]}
+    largest: dict[Spot | str, float] = defaultdict(float)
     for seed in range(NOISE_RUNS):
-        noise = rounding_noise(step, seed)
-        found = beside(model, runner, recorded, names, noise=noise)
-        for key, seen in _all_of(found):
-            largest[key] = max(largest.get(key, 0.0), seen.relative)
+        for key, seen in beside(runner, recorded, names, noise=rounding_noise(step, seed)).distances():
+            largest[key] = max(largest[key], seen.relative)
+    if others:
+        try:
+            found = beside(replace(runner, dtypes=others), recorded, names)
+        except Exception:  # its code may know one type only; the noise is measured in any case
+            return largest
+        for key, seen in found.distances():
+            # Numbers too large for these types are a difference.
+            if key in found.shapes or math.isfinite(seen.relative) or math.isfinite(seen.right):
+                largest[key] = max(largest[key], seen.relative)
     return largest
-
-
-def other_dtypes(left: nn.Module, right: nn.Module, names: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return by left name the types that parameters and buffers have in the right model, where the left has others."""
-    held = (parameters_in(right) | buffers_in(right)).items()
-    there = {renamed(own, names): tensor.dtype for own, tensor in held if tensor is not None}
-    here = {name: one.dtype for name, one in (parameters_in(left) | buffers_in(left)).items() if one is not None}
-    return {
-        name: there[name]
-        for name, dtype in here.items()
-        if there.get(name, dtype) != dtype and dtype.is_floating_point and there[name].is_floating_point
-    }
-
-
-def rounding_in(
-    model: nn.Module, runner: ModelRunner, recorded: Recorded, names: Mapping[str, str]
-) -> dict[Spot | str, float]:
-    """Return how far each tensor of the recorded model is from the recorded one, in the types that `runner` gives it.
-
-    That holds what noise between modules does not: what a kernel rounds within. Numbers too large for these types are
-    left out, as they are a difference. Empty if the model cannot run so.
-    """
-    try:
-        found = beside(model, runner, recorded, names)
-    except Exception:  # its code may know one type only; the noise is measured in any case
-        return {}
-    return {
-        key: seen.relative
-        for key, seen in _all_of(found)
-        if key in found.shapes or math.isfinite(seen.relative) or math.isfinite(seen.right)
-    }
-
-
-def _all_of(found: Found) -> Iterator[tuple[Spot | str, Distance]]:
-    yield from found.spots.items()
-    yield from found.gradients.items()
-    yield from found.buffers.items()
 
 
 def rounding_noise(step: float, seed: int) -> Callable[[Tensor], Tensor]:

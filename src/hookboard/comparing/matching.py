@@ -16,13 +16,13 @@ SAME_NAMES_MIN = 0.5
 def matched(
     recorded: Index,
     others: Collection[str],
-    ran: Sequence[tuple[str, tuple[int, ...]]],
+    ran: Mapping[Spot, tuple[int, ...]],
     names: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Return the name of each module that is compared -> its name in the recording.
 
     They are matched by `names`, pattern of a recorded name -> pattern of the other; without these by equal names, or by
-    order and shape of `ran`: (name, shape of the first output) of modules without modules inside, as they ran.
+    order and shape of what modules without modules inside first returned; `ran` has the shapes of the other model.
 
     Raises:
         ValueError: a pattern matches nothing.
@@ -33,7 +33,8 @@ def matched(
     same = {name: name for name in here if name in others}
     if len(same) >= SAME_NAMES_MIN * min(len(here), len(others)):
         return {"": ""} | same
-    return {"": ""} | _by_order(_first_outputs(recorded), ran)
+    shapes = {spot: entry.shape for spot, entry in recorded.spots.items()}
+    return {"": ""} | _by_order(_first_outputs(recorded.modules, shapes), _first_outputs(others, ran))
 
 
 def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
@@ -70,19 +71,16 @@ def _filled(pattern: str, parts: Iterable[str]) -> str:
     return re.sub(STAR, lambda star: next(texts, star[0]), pattern)
 
 
-def _first_outputs(recorded: Index) -> list[tuple[str, tuple[int, ...]]]:
-    """Return (name, shape of its first output) of the recorded modules without modules inside, as they ran."""
-    inner = {name.rpartition(".")[0] for name in recorded.modules if name}
+def _first_outputs(
+    modules: Collection[str], shapes: Mapping[Spot, tuple[int, ...]]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (name, shape of the first output of its first call) of modules without modules inside, as they ran."""
+    inner = {name.rpartition(".")[0] for name in modules if name}
     return [
-        (spot.module, entry.shape)
-        for spot, entry in recorded.spots.items()
-        if is_first_output(spot) and spot.module not in inner
+        (spot.module, shape)
+        for spot, shape in shapes.items()
+        if spot.part == "output" and not spot.call and spot.path in ("", "0") and spot.module not in inner
     ]
-
-
-def is_first_output(spot: Spot) -> bool:
-    """Return True for the first tensor that the first call of a module returned."""
-    return spot.part == "output" and not spot.call and spot.path in ("", "0")
 
 
 def _by_order(

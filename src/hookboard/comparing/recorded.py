@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
 from hookboard.base.torch_private import modules_in
-from hookboard.comparing.running import ModelRunner, Spot, gradient_of, plain_name
+from hookboard.comparing.running import (
+    ModelRunner,
+    Spot,
+    buffers_in,
+    gradients_in,
+    parameters_in,
+    plain_name,
+    weights_in,
+)
 
 VERSION = 1
 """The version of the format. A file of another one is refused."""
@@ -91,18 +99,12 @@ def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator
     """Open a recording, whose tensors are read one at a time; without an index it is read from the file.
 
     Raises:
-        FileNotFoundError: there is no such file, or it is a folder.
+        OSError: there is no such file.
         ValueError: it is damaged, no recording, or of another version.
     """
     try:
         file = zipfile.ZipFile(path)
         index = _index_of(json.loads(file.read(INDEX))) if index is None else index
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:  # Windows refuses to open a folder
-        if isinstance(error, PermissionError) and not os.path.isdir(path):
-            raise
-        what = "is a folder" if os.path.isdir(path) else "does not exist"
-        valid = "a file written by hookboard.record"
-        raise FileNotFoundError(f"{os.fspath(path)} {what}; pass {valid}") from error
     except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{os.fspath(path)} is not a hookboard recording, or is damaged: {error!r}") from error
     with file:
@@ -110,13 +112,9 @@ def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator
 
 
 def _read(file: zipfile.ZipFile, entry: StoredTensor) -> Tensor:
-    try:
-        content = bytearray(file.read(str(entry.number)))
-        dtype = getattr(torch, entry.dtype)
-        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
-        return flat.reshape(entry.shape)
-    except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"a tensor in the recording is damaged: {error}") from error
+    content, dtype = bytearray(file.read(str(entry.number))), getattr(torch, entry.dtype)
+    flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
+    return flat.reshape(entry.shape)
 
 
 def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -> Index:
@@ -148,7 +146,7 @@ def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -
             put_all(index.after, buffers_in(model))
             put_all(index.gradients, gradients_in(model))
 
-        put_all(index.weights, parameters_in(model) | buffers_in(model))
+        put_all(index.weights, weights_in(model))
         runner(see, at_end)
     return index
 
@@ -178,63 +176,35 @@ def _index_of(given: dict[str, Any]) -> Index:
 
     entries = {name: part(name, _entry) for name in ("spots", "weights", "after", "gradients")}
     rounding, step = part("rounding", float), float(given["step"])
-    return Index(modules=part("modules", _facts), tied=part("tied", str), rounding=rounding, step=step, **entries)
+    return Index(
+        modules=part("modules", lambda fields: ModuleFacts(**fields)),
+        tied=part("tied", str),
+        rounding=rounding,
+        step=step,
+        **entries,
+    )
 
 
 def _entry(fields: dict[str, Any]) -> StoredTensor:
-    dtype = str(fields["dtype"])
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"unknown type {dtype!r}")
-    return StoredTensor(int(fields["number"]), dtype, tuple(map(int, fields["shape"])))
-
-
-def _facts(fields: dict[str, Any]) -> ModuleFacts:
-    attributes = {str(name): str(value) for name, value in fields["attributes"].items()}
-    return ModuleFacts(str(fields["type"]), bool(fields["training"]), attributes)
+    return StoredTensor(fields["number"], fields["dtype"], tuple(fields["shape"]))
 
 
 def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
     """Return the facts of the model and of each module in it, by name."""
-    return {plain_name(model, name): facts_of_module(module) for name, module in modules_in(model).items()}
-
-
-def facts_of_module(module: nn.Module) -> ModuleFacts:
-    """Return the facts of one module."""
-    kept = {
-        key: str(value)
-        for key, value in vars(module).items()
-        if not key.startswith("_") and key != "training" and _is_plain(value)
-    }
-    return ModuleFacts(type(module).__name__, module.training, kept)
+    found = {}
+    for name, module in modules_in(model).items():
+        kept = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+        plain = {key: str(value) for key, value in kept.items() if _is_plain(value)}
+        found[plain_name(model, name)] = ModuleFacts(type(module).__name__, module.training, plain)
+    return found
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, PLAIN) or (
-        isinstance(value, tuple | list) and all(isinstance(one, PLAIN) for one in value)
-    )
+    return all(isinstance(one, PLAIN) for one in (value if isinstance(value, tuple | list) else [value]))
 
 
 def tied_in(model: nn.Module) -> dict[str, str]:
     """Return the name of each parameter that comes again, with the name under which it comes first."""
     first: dict[int, str] = {}
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        plain = plain_name(model, name)
-        if first.setdefault(id(parameter), plain) != plain:
-            found[plain] = first[id(parameter)]
-    return found
-
-
-def parameters_in(model: nn.Module) -> dict[str, Tensor | None]:
-    """Return the parameters by name; a tied one has all its names."""
-    return {plain_name(model, name): one for name, one in model.named_parameters(remove_duplicate=False)}
-
-
-def buffers_in(model: nn.Module) -> dict[str, Tensor | None]:
-    """Return the buffers by name."""
-    return {plain_name(model, name): one for name, one in model.named_buffers(remove_duplicate=False)}
-
-
-def gradients_in(model: nn.Module) -> dict[str, Tensor | None]:
-    """Return the gradient of each parameter by name; None where it has none."""
-    return {name: gradient_of(one) for name, one in parameters_in(model).items() if one is not None}
+    named = [(name, first.setdefault(id(one), name)) for name, one in parameters_in(model).items()]
+    return {name: earlier for name, earlier in named if name != earlier}

@@ -12,14 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hookboard.base.torch_private import (
-    buffers_of,
-    in_backward,
-    in_transform,
-    is_compiled,
-    is_compiled_in_place,
-    modules_in,
-)
+from hookboard.base.torch_private import in_backward, in_transform, is_compiled, modules_in
 from hookboard.measure.hooked import hooked
 from hookboard.measure.own_call import own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
@@ -58,19 +51,16 @@ See = Callable[[Spot, Tensor], Tensor | None]
 
 
 def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the model and its modules whose calls can be seen, by name: none of a part that is compiled.
+    """Return the model and its modules whose calls can be seen, by name: none that is compiled or scripted.
 
     >>> list(watched_modules(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     ['', '0', '1']
     """
     found = {"": model}
-    hidden = tuple(f"{name}." for name, module in modules_in(model).items() if name and is_opaque(module))
-    if not is_opaque(model):
-        for name, module in modules_in(model).items():
-            # What is compiled in place runs its hooks inside the graph.
-            has_hooks = not (is_compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule))
-            if not f"{name}.".startswith(hidden) or (f"{name}." in hidden and has_hooks):
-                found.setdefault(plain_name(model, name), module)
+    hidden = tuple(f"{name}.".lstrip(".") for name, module in modules_in(model).items() if _is_opaque(module))
+    for name, module in modules_in(model).items():
+        if not f"{name}.".startswith(hidden):
+            found.setdefault(plain_name(model, name), module)
     return found
 
 
@@ -86,34 +76,15 @@ class ModelRunner:
             floating ones are converted to the type of its parameters.
         loss: from what it returns to a scalar; None: no backward pass.
         dtypes: the type that a parameter or buffer has in a run, by name; the others keep their own.
-        side: which of two models it is, `left` or `right`, used in errors.
-        other: what the other model returns, used in errors, such as "(8, 3)"; "" if unknown.
     """
 
     model: nn.Module
     inputs: Any
     loss: Loss | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    side: str = ""
-    other: str = ""
 
     def __call__(self, see: See, at_end: Callable[[], None]) -> None:
-        """Run the model once; an error of torch names the model, and the module in which it was."""
-        where = "before its first module"
-
-        def see_too(spot: Spot, tensor: Tensor) -> Tensor | None:
-            nonlocal where
-            where = _where(spot, tensor)
-            return see(spot, tensor)
-
-        try:
-            self._run(see_too, at_end)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError or isinstance(error.__cause__, RuntimeError):
-                raise
-            raise RuntimeError(f"the {self._name} fails {where}: {error}") from error
-
-    def _run(self, see: See, at_end: Callable[[], None]) -> None:
+        """Run the model once."""
         model = self.model
         with ExitStack() as until_end:
             until_end.enter_context(torch.inference_mode(False))
@@ -124,56 +95,20 @@ class ModelRunner:
             # With weights: some models change their own when they are called, such as a momentum encoder.
             until_end.enter_context(same_state(model, with_weights=True))
             until_end.callback(_split_again, model)
-            until_end.enter_context(_converted(model, self.dtypes))
+            _convert(model, self.dtypes)
             args, kwargs = _arguments(model, self.inputs)
             before, after = until_end.enter_context(shown(model, see))
             args, kwargs = before("", (args, kwargs))
             returned = after("", model(*args, **kwargs))
             if self.loss is not None:
-                self._loss_of(returned).backward()
+                value = self.loss(returned)
+                if not isinstance(value, Tensor):
+                    raise TypeError(f"loss must return a tensor; got {type(value).__name__}")
+                value.backward()
             at_end()
 
-    @property
-    def _name(self) -> str:
-        return f"{self.side} model".lstrip()
 
-    def _loss_of(self, returned: Any) -> Tensor:
-        """Call the loss; an error of torch names the model and the shapes that both return."""
-        assert self.loss is not None
-        try:
-            value = self.loss(returned)
-        except (RuntimeError, ValueError) as error:
-            if type(error) not in (RuntimeError, ValueError):
-                raise
-            beside = f"; the other model returns {self.other}" if self.other else ""
-            raise type(error)(
-                f"loss= fails on the output of the {self._name}, {shapes_in(returned)}{beside}: {error}"
-            ) from error
-        if not isinstance(value, Tensor):
-            raise TypeError(f"loss must return a tensor; got {type(value).__name__}")
-        return value
-
-
-def _where(last: Spot, tensor: Tensor) -> str:
-    """Return where in the model a run is, as a phrase, from the last tensor that it has shown."""
-    if last.part == "gradient" or (last.part == "output" and not last.module):
-        return "in its backward pass"
-    if last.part == "output":
-        return f"after {last.module}, which returns shape {tuple(tensor.shape)}"
-    return f"in {last.module or 'its forward'}, which receives shape {tuple(tensor.shape)}"
-
-
-def shapes_in(value: Any) -> str:
-    """Return the shapes of the tensors in a value, as in "(8, 3)" or "(8, 3), (8,)".
-
-    >>> shapes_in((torch.ones(8, 3), torch.ones(8)))
-    '(8, 3), (8,)'
-    """
-    return ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors_in(value))
-
-
-def is_opaque(module: nn.Module) -> bool:
-    """Return True for a module whose inner calls cannot be seen: it is compiled or scripted."""
+def _is_opaque(module: nn.Module) -> bool:
     return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
 
 
@@ -189,25 +124,24 @@ def plain_name(model: nn.Module, name: str) -> str:
     return name
 
 
-def gradient_of(parameter: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter; None for a copy of a scripted one, which is no leaf of a graph."""
-    return parameter.grad if parameter.is_leaf else None
+def parameters_in(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters by name; a tied one has all its names."""
+    return {plain_name(model, name): one for name, one in model.named_parameters(remove_duplicate=False)}
 
 
-@contextmanager
-def same_gradients(*models: object) -> Iterator[None]:
-    """Put the gradients of models back in the end; a backward pass through one may reach weights of another.
+def buffers_in(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers by name."""
+    return {plain_name(model, name): one for name, one in model.named_buffers(remove_duplicate=False)}
 
-    A copy of a scripted module is not made of leaves: its gradients go to the original.
-    """
-    parameters = [one for model in models if isinstance(model, nn.Module) for one in model.parameters()]
-    gradients = list(map(gradient_of, parameters))
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if parameter.is_leaf:
-                parameter.grad = gradient
+
+def weights_in(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers by name."""
+    return parameters_in(model) | buffers_in(model)
+
+
+def gradients_in(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradient of each parameter by name; None where it has none."""
+    return {name: one.grad for name, one in parameters_in(model).items()}
 
 
 def _split_again(model: nn.Module) -> None:
@@ -217,37 +151,28 @@ def _split_again(model: nn.Module) -> None:
             module.reshard()
 
 
-@contextmanager
-def _converted(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
-    """Give parameters and buffers other types in this context; a buffer's own tensor is put back by `same_state`."""
-    kept = []
-    try:
-        for name, parameter in model.named_parameters():
-            dtype = dtypes.get(plain_name(model, name), parameter.dtype)
-            if dtype != parameter.dtype:
-                kept.append((parameter, parameter.data))
-                parameter.data = parameter.data.to(dtype)
-        for above, module in modules_in(model).items():
-            for name, buffer in buffers_of(module).items():
-                wanted = dtypes.get(plain_name(model, f"{above}.{name}".lstrip(".")))
-                if buffer is not None and wanted is not None:
-                    setattr(module, name, buffer.to(wanted))
-        yield
-    finally:
-        for parameter, data in kept:
-            parameter.grad, parameter.data = None, data
+def _convert(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give parameters and buffers other types; `same_state` puts their own back."""
+    for name, parameter in parameters_in(model).items():
+        if name in dtypes:
+            parameter.data = parameter.data.to(dtypes[name])
+    for name, buffer in [*model.named_buffers(remove_duplicate=False)]:
+        if (plain := plain_name(model, name)) in dtypes:
+            above, _, own = name.rpartition(".")
+            setattr(model.get_submodule(above), own, buffer.to(dtypes[plain]))
 
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the inputs for a call of this model, as positional arguments and those with names."""
-    weights = [one for one in model.parameters() if one.is_floating_point() or one.is_complex()]
-    floating, complex_ = (next((one for one in weights if one.is_complex() is kind), None) for kind in (False, True))
+    weights = list(model.parameters())
+    floating = next((one.dtype for one in weights if one.is_floating_point()), None)
+    complex_ = next((one.dtype for one in weights if one.is_complex()), None)
 
     def moved(tensor: Tensor) -> Tensor:
         twin = tensor.detach().clone()
-        like = floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else None
         if weights:
-            twin = twin.to(weights[0].device, None if like is None else like.dtype)
+            dtype = floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else None
+            twin = twin.to(weights[0].device, dtype)
         return twin.requires_grad_(tensor.requires_grad)
 
     given = map_tensors(moved, inputs)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -30,38 +29,23 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
         CannotRunAgainError: `loader` is anything else, also of a subclass of DataLoader, or its data set is too large
             to be restored.
     """
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        raise CannotRunAgainError("only a DataLoader over a map-style data set can be read twice")
-    found: list[Any] = []
-    with _restoring_loader(loader):
-        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        for indices in itertools.islice(sampler, count):
-            if perf_counter() > until:
-                break
-            found.append(_fetched(loader, indices))
-    return found
-
-
-def _fetched(loader: DataLoader[Any], indices: Any) -> Any:
-    """Return the collated batch of these samples, as a worker of the loader would."""
-    data: Any = loader.dataset
-    if loader.batch_sampler is None:
-        return loader.collate_fn(data[indices])
-    several = getattr(data, "__getitems__", None)
-    return loader.collate_fn(several(indices) if several else [data[index] for index in indices])
-
-
-@contextmanager
-def _restoring_loader(loader: DataLoader[Any]) -> Iterator[None]:
-    """Restore the random state, and that of the loader, its samplers and its data sets, when the context ends."""
-    sets = list(_within(loader.dataset))
-    size = sum(_bytes_in(vars(one).values()) for one in sets if not _is_of_torch(one))
+    is_map_style = type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+    if not is_map_style or loader.batch_sampler is None:
+        raise CannotRunAgainError("only a DataLoader over a map-style data set, with a batch size, can be read twice")
+    sets = [one for one in _within(loader.dataset) if type(one).__module__.partition(".")[0] != "torch"]
+    size = sum(_bytes_in(vars(one).values()) for one in sets)
     if size > MAX_BYTES:
         raise CannotRunAgainError(f"the data set holds {size:,} bytes, which would have to be copied to restore it")
-    held = [vars(one) for one in (loader, loader.sampler, loader.batch_sampler) if hasattr(one, "__dict__")]
-    held += [vars(one) for one in sets if not _is_of_torch(one)]
+    held = [vars(one) for one in (loader, loader.sampler, loader.batch_sampler, *sets) if hasattr(one, "__dict__")]
+    found: list[Any] = []
     with same_random_state(), same_state(*held):
-        yield
+        data: Any = loader.dataset
+        several = getattr(data, "__getitems__", None)
+        for indices in itertools.islice(loader.batch_sampler, count):
+            if perf_counter() > until:
+                break
+            found.append(loader.collate_fn(several(indices) if several else [data[index] for index in indices]))
+    return found
 
 
 def _within(data: Any) -> Iterator[Any]:
@@ -75,10 +59,6 @@ def _within(data: Any) -> Iterator[Any]:
     for one in inner if isinstance(inner, list | tuple) else []:
         if one is not None:
             yield from _within(one)
-
-
-def _is_of_torch(data: object) -> bool:
-    return type(data).__module__.partition(".")[0] == "torch"
 
 
 def _bytes_in(values: Iterable[Any]) -> int:

@@ -1,22 +1,21 @@
 """`experiment`: tries on a few batches whether a model learns, and at which rate."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from lightning.pytorch import Trainer
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.either_lightning import is_lightning
 from hookboard.base.torch_private import parameters_in
 from hookboard.experiments.attempt import (
     OutOfTimeError,
-    Recipe,
+    Setting,
     check_memory,
     current_rates,
     gradients_of,
@@ -40,7 +39,7 @@ from hookboard.experiments.rates import (
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
 from hookboard.health.rule import Finding
 from hookboard.tracing.batch_targets import Targets
-from hookboard.tracing.step import CannotRunAgainError, loss_of_step
+from hookboard.tracing.step import CannotRunAgainError
 
 STEPS, MIN_STEPS = 30, 10
 """Optimizer steps at each rate, and the fewest if time is short (choices)."""
@@ -89,83 +88,41 @@ class CheckupReport:
         return "\n".join([*lines, *self.tried])
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A model and how the user trains it.
-
-    Args:
-        optimizers: its optimizers. They are not changed.
-        step: computes the loss of a batch; None for the `training_step` of a LightningModule.
-        total_steps: how many optimizer steps the training has; inf if unknown.
-    """
-
-    module: nn.Module
-    optimizers: Sequence[Optimizer]
-    step: Callable[[Any], Tensor] | None = None
-    trainer: Trainer | None = None
-    total_steps: float = math.inf
-
-
 def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
     """Try whether the model learns a few batches, and at which rate.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
     besides happens. Rates are tried on the first batches, and if one seems too large, on all. After `seconds` no
     further step begins.
-
-    Raises:
-        TypeError: the setting has no `step`, and its model is not a LightningModule.
     """
-    reason = _why_not(setting, batches)
+    reason = _why_not(setting)
     if reason:
         return CheckupReport((), (f"Nothing was tried: {reason}.",))
+    clip, scale, trainer = None, 1.0, setting.trainer
+    if trainer is not None:
+        if trainer.gradient_clip_val:
+            clip = partial(_clipped, trainer)
+        scale = LOSS_SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
     try:
-        recipe = _recipe(setting, perf_counter() + seconds)
-        check_memory(recipe.copied)
-        return _experiments(recipe, setting, batches)
+        check_memory(setting)
+        return _experiments(replace(setting, clip=clip, scale=scale, until=perf_counter() + seconds), batches)
     except CannotRunAgainError as error:
         return CheckupReport((), (f"Nothing was tried: {error}.",))
 
 
-def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
+def _why_not(setting: Setting) -> str:
     """Return why experiments are not possible, as the end of a sentence; "" if they are."""
-    module, trainer = setting.module, setting.trainer
-    if is_lightning(module, LightningModule) and setting.step is None and not module.automatic_optimization:
-        return "the model uses manual optimization"
     if len(setting.optimizers) != 1:
         return f"there are {len(setting.optimizers)} optimizers"
-    if trainer is not None and trainer.world_size > 1:
-        return f"there are {trainer.world_size} ranks"
-    if any(is_lazy(p) for p in parameters_in(module).values()):
+    if setting.trainer is not None and setting.trainer.world_size > 1:
+        return f"there are {setting.trainer.world_size} ranks"
+    if any(is_lazy(p) for p in parameters_in(setting.module).values()):
         return "the model has lazy layers, which have no weights yet"
     if not all(isinstance(group.get("lr"), float | int | Tensor) for group in setting.optimizers[0].param_groups):
         return "the optimizer has no numeric learning rate"
     if not any(float(rate) for rate in current_rates(setting.optimizers[0])):
         return "the learning rate is 0"
-    if not batches:
-        return "no batch was passed"
-    if any(
-        isinstance(part, Iterator)
-        for batch in batches
-        for part in (batch if isinstance(batch, tuple | list) else [batch])
-    ):
-        return "the batch holds an iterator, which can be read only once"
     return ""
-
-
-def _recipe(setting: Setting, until: float) -> Recipe:
-    """Return the recipe for a setting that can be tried, with the clipping and loss scaling of its Trainer."""
-    [optimizer] = setting.optimizers
-    step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
-    if step is None and is_lightning(setting.module, LightningModule):
-        step = partial(loss_of_step, trainer, setting.module)
-    if step is None:
-        raise TypeError(f"model of type {type(setting.module).__name__} has no training_step: pass step=")
-    if trainer is not None:
-        if trainer.gradient_clip_val:
-            clip = partial(_clipped, trainer)
-        scale = LOSS_SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
-    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer)
 
 
 def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
@@ -173,35 +130,27 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
     trainer.precision_plugin.clip_gradients(optimizer, value, algorithm or "norm")  # type: ignore[arg-type]  # Lightning takes its value
 
 
-def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> CheckupReport:
+def _experiments(setting: Setting, batches: Sequence[Any]) -> CheckupReport:
     """Run all experiments, as far as there is time: gradients first, then rates."""
     findings, tried = [], []
     began = perf_counter()
     try:
-        with restoring(recipe):
-            [loss] = losses_of(recipe, batches[:1])
+        with restoring(setting):
+            [loss] = losses_of(setting, batches[:1])
         if not math.isfinite(loss):
             return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))
-        targets = find_targets(recipe, batches)
+        targets = find_targets(setting, batches)
         together = _first_batches(batches, targets)
-        unlearnable = judge_gradients(recipe, together[0], loss)
+        unlearnable = judge_gradients(setting, together[0], loss)
         findings += unlearnable
         if not unlearnable:
-            trials = _tried_rates(recipe, together, targets)
+            trials = _tried_rates(setting, together, targets)
             of_what = "one batch" if len(together) == 1 else f"{len(together)} batches"
             tried += said_of_rates(trials, f"the current weights on {of_what}")
-            [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
-            pairs = _tried_longer(recipe, together, batches, trials, targets)
-            findings += judge_rates(
-                trials,
-                pairs,
-                has_targets=has_targets,
-                is_dense=any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths),
-                groups=len(optimizer.param_groups),
-                is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
-                total=setting.total_steps,
-            )
+            pairs = _tried_longer(setting, together, batches, trials, targets)
+            is_dense = any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths)
+            findings += judge_rates(setting, trials, pairs, has_targets=has_targets, is_dense=is_dense)
     except OutOfTimeError:
         tried.append("The time limit was reached before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are unchanged.")
@@ -217,18 +166,18 @@ def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
     return batches[:count]
 
 
-def _tried_rates(recipe: Recipe, batches: Sequence[Any], targets: Targets) -> list[RateTrial]:
+def _tried_rates(setting: Setting, batches: Sequence[Any], targets: Targets) -> list[RateTrial]:
     """Try all rates; if time is short, with fewer than STEPS steps at each, but with at least MIN_STEPS."""
     began = perf_counter()
-    gradients_of(recipe, batches[0])  # not the first time: that is slow
+    gradients_of(setting, batches[0])  # not the first time: that is slow
     now = perf_counter()
-    affordable = RATES_SHARE * (recipe.until - now) / max(now - began, 1e-6) / len(FACTORS)
+    affordable = RATES_SHARE * (setting.until - now) / max(now - began, 1e-6) / len(FACTORS)
     count = int(min(max(STEPS, 2 * len(batches)), max(MIN_STEPS, affordable)))
-    return tried_rates(recipe, batches, count, targets)
+    return tried_rates(setting, batches, count, targets)
 
 
 def _tried_longer(
-    recipe: Recipe,
+    setting: Setting,
     few: Sequence[Any],
     batches: Sequence[Any],
     trials: Sequence[RateTrial],
@@ -242,12 +191,12 @@ def _tried_longer(
     best = lower_one(trials)
     most = max(trials, key=lambda trial: trial.fall, default=None)
     if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
-        return tried_longer(recipe, few, most, LONGER * most.steps, targets)
+        return tried_longer(setting, few, most, LONGER * most.steps, targets)
     if best is None or not all(math.isfinite(trial.after) for trial in trials if trial.factor == 1):
         return []
     pairs: list[RatePair] = []
     for some in (few, batches) if len(batches) > len(few) else (few,):
-        pairs += tried_longer(recipe, some, best, LONGER * best.steps, targets)
+        pairs += tried_longer(setting, some, best, LONGER * best.steps, targets)
         if any(is_too_large(pair, has_targets=bool(targets.paths)) for pair in pairs):
             break
     return pairs

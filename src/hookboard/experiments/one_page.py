@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
@@ -11,14 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.either_lightning import is_lightning
+from hookboard.experiments.attempt import Setting
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import CheckupReport, Setting, experiment
+from hookboard.experiments.experiment import CheckupReport, experiment
 from hookboard.health.rule import Finding
 from hookboard.model.state import same_random_state
 from hookboard.tracing.audit import audit
 from hookboard.tracing.optimizing import findings_of_optimizers
 from hookboard.tracing.scheduling import findings_of_schedules
-from hookboard.tracing.step import CannotRunAgainError, loss_of_step, undisturbed
+from hookboard.tracing.step import CannotRunAgainError, undisturbed
 
 BATCHES = 8
 """How many batches experiments use (a choice)."""
@@ -99,36 +99,22 @@ def _first_of(data: Iterable[Any]) -> list[Any]:
 
 
 def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Audit the step of the first batch, experiment with all batches, and return a report on both."""
-    tried: list[str] = []
+    """Audit the step of the first batch and, with a Trainer, the optimizers; experiment with all batches."""
     until = perf_counter() + seconds
-    read = _audited(setting, batches[0], tried)
-    found = experiment(setting, batches, until - perf_counter())
-    findings = sorted([*read, *found.findings], key=lambda finding: finding.severity != "alarm")
-    return CheckupReport(tuple(findings), (*tried, *found.tried))
-
-
-def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
-    """Return what is found in the step and, with a Trainer, in its optimizers.
-
-    If one of them cannot be read, the reason is appended to `tried`, and the other is read all the same.
-    """
-    module, step, trainer = setting.module, setting.step, setting.trainer
-    if step is None and is_lightning(module, LightningModule):
-        if not module.automatic_optimization:
-            tried.append("The step was not inspected: the model uses manual optimization.")
-            return ()
-        step = partial(loss_of_step, trainer, module)
-    found: list[Finding] = []
+    module, trainer = setting.module, setting.trainer
+    findings: list[Finding] = []
+    tried: list[str] = []
     try:
         with undisturbed(module, trainer=trainer, is_whole_step=True):
-            found.extend(audit(module, batch, step))
+            findings += audit(module, batches[0], setting.loss)
     except CannotRunAgainError as why:
         tried.append(f"The step was not inspected: {why}.")
     if trainer is not None:
-        found.extend(findings_of_optimizers(setting.optimizers, module, None))
-        found.extend(findings_of_schedules(trainer, cast(LightningModule, module)))
-    return found
+        findings += findings_of_optimizers(setting.optimizers, module, None)
+        findings += findings_of_schedules(trainer, cast(LightningModule, module))
+    found = experiment(setting, batches, until - perf_counter())
+    findings = sorted([*findings, *found.findings], key=lambda finding: finding.severity != "alarm")
+    return CheckupReport(tuple(findings), (*tried, *found.tried))
 
 
 def _optimizers_of(model: Any) -> list[Optimizer]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hookboard.experiments.attempt import (
     OutOfTimeError,
-    Recipe,
+    Setting,
     copy_of_optimizer,
     current_rates,
     gradients_of,
@@ -23,9 +23,9 @@ from hookboard.tracing.batch_targets import Targets
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """Multiples of the user's learning rate that are tried, in this order."""
 
-HIGHER, LOWER = (1e4, 1e5, 1e6), (1e-4, 1e-5, 1e-6)
-"""Further factors. HIGHER are tried if the loss falls by less than STUCK_SHARE at the highest rate, but by more than at
-the one below; LOWER if it diverges even at the lowest rate."""
+HIGHER = (1e4, 1e5, 1e6)
+"""Further factors, tried if the loss falls by less than STUCK_SHARE at the highest rate, but by more than at the one
+below."""
 
 AVERAGED_STEPS = 5
 """The loss of a trial is the mean of its last steps, this many (a choice)."""
@@ -90,35 +90,24 @@ class RateTrial:
         return abs(self.exchanged - self.right) <= SAME_LOSS * abs(self.right)
 
 
-def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
+def tried_rates(setting: Setting, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
     """Train `count` steps at each rate of FACTORS, and at further ones where these show too little.
 
     Returns the trials in ascending order of their rate; only those that were finished before the deadline.
     """
     trials: list[RateTrial] = []
     try:
-        rest = losses_without_updates(recipe, batches, count + 1)
+        rest = losses_without_updates(setting, batches, count + 1)
         for factor in FACTORS:
-            trials += [_tried(recipe, batches, factor, rest, targets)]
-        for factor in _further(sorted(trials, key=lambda trial: trial.factor)):
-            trials += [_tried(recipe, batches, factor, rest, targets)]
-            if trials[-1].fall >= FALLEN_SHARE or math.isfinite(trials[-1].after) != (factor > 1):
+            trials += [_tried(setting, batches, factor, rest, targets)]
+        before, highest = sorted(trials, key=lambda trial: trial.factor)[-2:]
+        for factor in HIGHER if STUCK_SHARE > highest.fall > before.fall else ():
+            trials += [_tried(setting, batches, factor, rest, targets)]
+            if trials[-1].fall >= FALLEN_SHARE or not math.isfinite(trials[-1].after):
                 break
     except OutOfTimeError:
         pass
     return sorted(trials, key=lambda trial: trial.factor)
-
-
-def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
-    """Return the further factors to try, if any.
-
-    LOWER if the loss diverges even at the lowest rate; HIGHER if it falls by less than STUCK_SHARE at the highest rate,
-    but by more than at the one below; otherwise ().
-    """
-    lowest, (before, highest) = trials[0], trials[-2:]
-    if not math.isfinite(lowest.after):
-        return LOWER
-    return HIGHER if STUCK_SHARE > highest.fall > before.fall else ()
 
 
 RatePair = tuple[RateTrial, RateTrial]
@@ -126,34 +115,36 @@ RatePair = tuple[RateTrial, RateTrial]
 
 
 def tried_longer(
-    recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
+    setting: Setting, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
 ) -> list[RatePair]:
     """Train for more steps at the user's rate and at that of `best`; return the pair, or nothing if time was up."""
     try:
-        rest = losses_without_updates(recipe, batches, count + 1)
-        yours, other = (_tried(recipe, batches, factor, rest, targets) for factor in (1.0, best.factor))
+        rest = losses_without_updates(setting, batches, count + 1)
+        yours, other = (_tried(setting, batches, factor, rest, targets) for factor in (1.0, best.factor))
         return [(yours, other)]
     except OutOfTimeError:
         return []
 
 
-def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets) -> RateTrial:
+def _tried(
+    setting: Setting, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets
+) -> RateTrial:
     """Train at one rate; `rest` are the losses without updates: that before each step, and that after the last."""
     last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
-    with restoring(recipe):
-        losses = train(recipe, batches, copy_of_optimizer(recipe, factor), len(rest) - 1, gives_up=factor != 1)
+    with restoring(setting):
+        losses = train(setting, batches, copy_of_optimizer(setting, factor), len(rest) - 1, gives_up=factor != 1)
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last
             if targets.paths:
-                right, other = (sum(losses_of(recipe, some)) for some in (batches, exchanged(batches, targets)))
-    rate = float(current_rates(recipe.optimizer)[0]) * factor
+                right, other = (sum(losses_of(setting, some)) for some in (batches, exchanged(batches, targets)))
+    rate = float(current_rates(setting.optimizers[0])[0]) * factor
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 
 
-def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
+def judge_gradients(setting: Setting, batch: Any, loss: float) -> list[Finding]:
     """Return one finding if no nonzero gradient reaches a parameter in the optimizer on a batch with this loss."""
-    gradients = gradients_of(recipe, batch)
+    gradients = gradients_of(setting, batch)
     if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
     evidence = f"no nonzero gradient reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
@@ -165,14 +156,7 @@ def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
 
 
 def judge_rates(
-    trials: Sequence[RateTrial],
-    pairs: Sequence[RatePair],
-    *,
-    has_targets: bool,
-    is_dense: bool,
-    groups: int,
-    is_scheduled: bool,
-    total: float,
+    setting: Setting, trials: Sequence[RateTrial], pairs: Sequence[RatePair], *, has_targets: bool, is_dense: bool
 ) -> list[Finding]:
     """Judge the user's learning rate by the trials at all rates, and by the `pairs` of `tried_longer`, if any.
 
@@ -181,6 +165,7 @@ def judge_rates(
     are not dense: a small model cannot learn noise in many targets of each sample.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
+    groups = setting.optimizers[0].param_groups
     if yours is None or has_no_bound(trials):
         return []
     if all(trial.fall < STUCK_SHARE for trial in trials):
@@ -189,21 +174,22 @@ def judge_rates(
         return _nothing_learns(trials, next((other for _, other in pairs), None), has_targets and not is_dense)
     best = lower_one(trials)
     if best is not None and not math.isfinite(yours.after):
-        return [_of_rate(yours, best, groups, "alarm")]
+        return [_of_rate(yours, best, len(groups), "alarm")]
     for pair in pairs:
         if is_too_large(pair, has_targets=has_targets):
-            return [_of_rate(*pair, groups, "alarm")]
+            return [_of_rate(*pair, len(groups), "alarm")]
     if best is not None and is_too_large((yours, best), has_targets=has_targets):
-        return [] if pairs else [_of_rate(yours, best, groups, "note")]  # with momentum a loss can rise at first
+        return [] if pairs else [_of_rate(yours, best, len(groups), "note")]  # with momentum a loss can rise at first
     higher = [trial for trial in trials if trial.factor > 1]
     best, enough = advised(higher), next((trial for trial in higher if trial.fall >= FALLEN_SHARE), None)
-    if best is None or not -SLOW_SHARE <= yours.fall < SLOW_SHARE or is_scheduled:
+    if best is None or not -SLOW_SHARE <= yours.fall < SLOW_SHARE or any("initial_lr" in group for group in groups):
         return []
     if enough is None:
         is_far = best.factor >= FAR_FACTOR and best.fall >= STUCK_SHARE
-        return [_of_rate(yours, best, groups, "note")] if is_far else []
-    is_alarm = has_targets and total * TOO_FEW_STEPS < enough.factor * enough.steps and enough.factor <= max(FACTORS)
-    return [_of_rate(yours, best, groups, "alarm" if is_alarm else "note")]
+        return [_of_rate(yours, best, len(groups), "note")] if is_far else []
+    is_short = setting.total_steps * TOO_FEW_STEPS < enough.factor * enough.steps
+    is_alarm = has_targets and is_short and enough.factor <= max(FACTORS)
+    return [_of_rate(yours, best, len(groups), "alarm" if is_alarm else "note")]
 
 
 def has_no_bound(trials: Sequence[RateTrial]) -> bool:

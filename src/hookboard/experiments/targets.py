@@ -6,20 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.experiments.attempt import Recipe, restoring
+from hookboard.experiments.attempt import Setting, restoring
 from hookboard.model.nested import map_tensors, tensors_in
 from hookboard.model.state import copied
 from hookboard.tracing.batch_targets import Targets, targets_in
 
 
-def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
+def find_targets(setting: Setting, batches: Sequence[Any]) -> Targets:
     """Return which tensors of the batches are targets: those that are in the first one, by `targets_in`.
 
     Empty `Targets` if a batch lacks one of these tensors, if the batches differ in its dtype or in the shape of a
     sample, or if no other tensor of a batch has as many samples.
     """
-    with restoring(recipe):
-        found = targets_in(recipe.module, copied(batches[0]), recipe.step)
+    with restoring(setting):
+        found = targets_in(setting.module, copied(batches[0]), setting.loss)
     parts = [dict(tensors_in(batch)) for batch in batches]
     for path in found.paths:
         held = [part.get(path) for part in parts]

@@ -13,7 +13,7 @@ from torch.masked import MaskedTensor
 from hookboard.base.torch_private import modules_in
 from hookboard.images.colour_scale import ColourScale
 from hookboard.images.overlay import unnormalized
-from hookboard.images.picture import HEAT, INK, MARGIN, NOT_FINITE, PAPER, WIDTH, Bar, Picture, Pixels, indices
+from hookboard.images.picture import HEAT, MARGIN, NOT_FINITE, WIDTH, Bar, Picture, Pixels, indices
 from hookboard.images.tiles import TILE_GAP, enlarge, grid, joined, shrink
 
 Normalize = Literal["map", "layer"] | tuple[float, float]
@@ -51,10 +51,16 @@ MAX_LOG_ASPECT_DIFFERENCE = 0.2
 
 @dataclass(frozen=True)
 class Maps:
-    """A tensor as maps of shape (samples, channels, height, width), and what they show, for captions; "" for images."""
+    """A tensor as maps of shape (samples, channels, height, width).
+
+    Args:
+        words: what they show, for captions; "" for images.
+        of: the number of all channels, of which `select_maps` has selected these; 0 before.
+    """
 
     values: Tensor
     words: str
+    of: int = 0
 
 
 def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
@@ -153,17 +159,8 @@ def has_aspect(height: int, width: int, aspect: float) -> bool:
     return abs(math.log(height / width / aspect)) < MAX_LOG_ASPECT_DIFFERENCE
 
 
-@dataclass(frozen=True)
-class SelectedMaps:
-    """The part of some maps that a picture shows, still on the device and shrunk to its tiles; `of` all channels."""
-
-    values: Tensor
-    of: int
-    words: str
-
-
-def select_maps(maps: Maps, *, channels: int, size: int) -> SelectedMaps:
-    """Select the first channels and shrink them to at most `size` pixels a side.
+def select_maps(maps: Maps, *, channels: int, size: int) -> Maps:
+    """Select the first channels, still on the device, and shrink them to at most `size` pixels a side.
 
     The only map of a tensor may be 4 times as large. Maps of one pixel become one, of all channels.
     """
@@ -175,16 +172,14 @@ def select_maps(maps: Maps, *, channels: int, size: int) -> SelectedMaps:
     # A view would keep the whole tensor alive, and change with it.
     small = small.clone() if small.untyped_storage().data_ptr() == maps.values.untyped_storage().data_ptr() else small
     words = ", ".join(filter(None, [f"{height}x{width}", maps.words]))
-    return SelectedMaps(small, of, words)
+    return Maps(small, words, of)
 
 
 MIN_TILE_HEIGHT = 24
 """Minimum height in pixels of the only map of a tensor, such as features from left to right."""
 
 
-def feature_maps(
-    shown: SelectedMaps, name: str, *, normalize: Normalize, size: int, inputs: Pixels | None = None
-) -> Picture:
+def feature_maps(shown: Maps, name: str, *, normalize: Normalize, size: int, inputs: Pixels | None = None) -> Picture:
     """Draw a line of tiles for each sample, at the left what `drawn_inputs` returned, with `name` in the caption.
 
     Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are. The colours
@@ -201,10 +196,8 @@ def feature_maps(
     room = WIDTH - 2 * MARGIN - TILE_GAP - (lefts[0].shape[1] + MARGIN if lefts else 0)
     rows = math.ceil(shown.values.shape[1] / max(1, room // (lines[0].shape[2] + TILE_GAP)))
     drawn = [grid(tiles, math.ceil(len(tiles) / rows)) for tiles in lines]
-    if lefts and lefts[0].ndim == 3:
-        drawn = [HEAT[line] for line in drawn]
     if lefts:
-        drawn = [joined(pair, axis=1) for pair in zip(lefts, drawn, strict=True)]
+        drawn = [joined([left, HEAT[line]], axis=1) for left, line in zip(lefts, drawn, strict=True)]
     caption = f"{name}: {'input next to ' if lefts else ''}{_channels(shown)}, {shown.words}"
     bar, missing = _bar(values, normalize), int((~np.isfinite(values)).sum())
     if bar.ends and missing < values.size:
@@ -250,7 +243,7 @@ def _bar(maps: np.ndarray, normalize: Normalize) -> Bar:
     return Bar(ColourScale(0.0, 1.0), "value", ends=("minimum of each map", "its maximum"))
 
 
-def _channels(shown: SelectedMaps) -> str:
+def _channels(shown: Maps) -> str:
     if shown.of == 1:
         return "one map"
     count = shown.values.shape[1]
@@ -258,11 +251,8 @@ def _channels(shown: SelectedMaps) -> str:
 
 
 def drawn_inputs(inputs: Tensor, size: int) -> Pixels:
-    """Draw the pictures that the model was given, in greys of the palette or in RGB, for `feature_maps`."""
-    drawn = unnormalized(inputs, None, None)
-    if inputs.shape[1] != 3:
-        drawn = np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
-    return enlarge(drawn, size)
+    """Draw the pictures that the model was given, in RGB, for `feature_maps`."""
+    return enlarge(unnormalized(inputs, None, None), size)
 
 
 def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> tuple[Tensor | None, int]:

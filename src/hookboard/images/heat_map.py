@@ -1,7 +1,6 @@
 """Draws the heat map of a run: a row for each layer, a column for each step, legible on a card of TensorBoard."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -48,23 +47,13 @@ MAX_ROWS_HEIGHT = 290
 the Time Series tab, which shrinks taller pictures.
 """
 
-MIN_MARKED_HEIGHT = 12
-"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them; white lines above and below set it
-off.
-"""
+MIN_MARKED_HEIGHT = 8
+"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them."""
 
 MAX_ENLARGED_MARKS = 16
 
 AXIS_HEIGHT = 34
 """Height of the axis of steps."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """The name of a row, and its middle in pixels from the top of the rows."""
-
-    row: int
-    at: float
 
 
 def heat_map(
@@ -89,7 +78,7 @@ def heat_map(
     short = [name.removeprefix(start) for name in names]
     edges = _edges(len(names), kinds)
     labels = labels_of(short, edges, sorted(kinds, key=lambda row: kinds[row] != "alarm"))
-    longest = max((font().getlength(short[label.row]) for label in labels), default=0.0)
+    longest = max((font().getlength(short[row]) for row in labels), default=0.0)
     left = round(np.clip(longest, *NAME_WIDTHS)) + 44
     right = MAP_WIDTH - MARK_WIDTH
     pixels = np.full((edges[-1] + AXIS_HEIGHT, MAP_WIDTH), PAPER, np.uint8)
@@ -97,14 +86,16 @@ def heat_map(
     image = Image.fromarray(pixels)
     draw = pen(image)
     for row, kind in kinds.items():
-        _draw_mark(draw, MARKS[kind], (left, right), edges[row : row + 2], len(kinds) <= MAX_ENLARGED_MARKS)
-    for label in labels:
-        middle = (edges[label.row] + edges[label.row + 1]) / 2
-        _draw_label(draw, short[label.row], label.at, middle, left - MARK_WIDTH, kinds.get(label.row))
+        bottom = max(edges[row + 1], edges[row] + 1) - 1
+        for x in (left - MARK_WIDTH, right):
+            draw.rectangle((x, edges[row], x + MARK_WIDTH - 1, bottom), MARKS[kind])
+    for row, at in labels.items():
+        middle = (edges[row] + edges[row + 1]) / 2
+        _draw_label(draw, short[row], at, middle, left - MARK_WIDTH, kinds.get(row))
     columns = len(steps)
     shown = dict.fromkeys([0, columns - 1, *(columns * k // 4 for k in (2, 1, 3))] if columns else [])
-    at = [(left + (column + 0.5) * (right - left) / columns, str(steps[column])) for column in shown]
-    draw_ticks(draw, at, edges[-1], (left, MAP_WIDTH))
+    ticks = [(left + (column + 0.5) * (right - left) / columns, str(steps[column])) for column in shown]
+    draw_ticks(draw, ticks, edges[-1], (left, MAP_WIDTH))
     draw.text((0, edges[-1] + 6), "step", INK, font())
     keys = (MISSING, "none", np.isnan(values).any()), (NOT_FINITE, "NaN", np.isinf(values).any())
     there = tuple((index, words) for index, words, is_there in keys if is_there)
@@ -132,34 +123,23 @@ def common_start(names: Sequence[str]) -> str:
     return "".join(f"{word}." for word in parts[0][:same]) if parts else ""
 
 
-def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
-    """Place the labels of rows, from top to bottom, so that none overlaps another.
+def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> dict[int, float]:
+    """Return row -> middle of its label, in pixels from the top, as far as none overlaps another.
 
-    Marked rows come first, in their order, as many as there is room for, if necessary with their label above or below
-    the row. Then come rows with which a block of layers begins, then the others, as far as there is room.
+    Marked rows come first, in their order. Then come rows with which a block of layers begins, then the others.
     """
     height, half = edges[-1], LABEL_HEIGHT / 2
     middles = np.clip((np.array(edges[:-1]) + edges[1:]) / 2, half, max(half, height - half)).tolist()
-    rows = sorted(marked[: height // LABEL_HEIGHT])
-    placed = dict(zip(rows, _spread([middles[row] for row in rows], height), strict=True))
+    placed: dict[int, float] = {}
 
     def same_parts(row: int) -> int:
         """Count the first parts of the name that the row above has too."""
         return len(common_start(names[row - 1 : row + 1])) if row else 0
 
-    for row in sorted(range(len(names)), key=same_parts):
+    for row in [*marked, *sorted(range(len(names)), key=same_parts)]:
         if all(abs(middles[row] - at) >= LABEL_HEIGHT for at in placed.values()):
             placed[row] = middles[row]
-    return [Label(row, at) for row, at in sorted(placed.items(), key=lambda item: item[1])]
-
-
-def _spread(at: list[float], height: int) -> list[float]:
-    """Move labels apart and into the picture, and keep their order."""
-    for i in range(len(at)):
-        at[i] = max(at[i], at[i - 1] + LABEL_HEIGHT if i else LABEL_HEIGHT / 2)
-    for i in reversed(range(len(at))):
-        at[i] = min(at[i], at[i + 1] - LABEL_HEIGHT if i + 1 < len(at) else height - LABEL_HEIGHT / 2)
-    return at
+    return placed
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
@@ -188,19 +168,6 @@ def _columns(drawn: Pixels, width: int) -> Pixels:
     row, column = np.nonzero(drawn == NOT_FINITE)
     wide[row, column * width // columns] = NOT_FINITE
     return wide
-
-
-def _draw_mark(
-    draw: ImageDraw.ImageDraw, index: int, ends: tuple[int, int], edges: Sequence[int], is_set_off: bool
-) -> None:
-    """Draw a mark at both ends of a row and, if it is to be set off, white lines above and below it."""
-    (left, right), (top, bottom) = ends, (edges[0], max(edges[1], edges[0] + 1))
-    if is_set_off:
-        draw.rectangle((left, top, right - 1, top + 1), PAPER)
-        draw.rectangle((left, bottom - 2, right - 1, bottom - 1), PAPER)
-        top, bottom = top + 2, bottom - 2
-    draw.rectangle((left - MARK_WIDTH, top, left - 1, bottom - 1), index)
-    draw.rectangle((right, top, right + MARK_WIDTH - 1, bottom - 1), index)
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, at: float, middle: float, left: int, mark: Mark | None) -> None:

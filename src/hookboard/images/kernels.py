@@ -31,8 +31,8 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     """Draw the kernels, and beside them their change since `before`, the start of the fit.
 
     Kernels of three channels are drawn in colour (red, green and blue; grey is 0), kernels of one channel as one tile
-    each. For others each row is a kernel and each column a channel. Kernels of one pixel are drawn as one matrix. They
-    are enlarged to at most `size` pixels a side; larger ones are drawn as they are.
+    each. For others each row is a kernel and each column a channel. They are
+    enlarged to at most `size` pixels a side; larger ones are drawn as they are.
     """
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
@@ -73,7 +73,5 @@ def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
     if is_colour:
         rgb = np.rint(np.nan_to_num(shares, nan=0.5, posinf=1, neginf=0) * 255).astype(np.uint8)
         return grid(enlarge(rgb.transpose(0, 2, 3, 1), size), math.ceil(math.sqrt(kernels)))
-    if channels > 1 and shares.shape[2:] == (1, 1):
-        return grid(enlarge(indices(shares)[None, :, :, 0, 0], 8 * size), 1)
     tiles = enlarge(indices(shares.reshape(-1, *shares.shape[2:])), size)
     return grid(tiles, math.ceil(math.sqrt(kernels)) if channels == 1 else channels)
