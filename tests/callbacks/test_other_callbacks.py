@@ -88,7 +88,7 @@ def test_feature_maps_are_those_of_the_batch(tmp_path, position):
 
     class Keeps(FeatureMapLogger):
         def _pictures(self, loop, watch):
-            seen.append({site: part.values for site, part in watch.taken.shown.items()})
+            seen.append({site: maps.values for site, (maps, _) in watch.taken.shown.items()})
             return super()._pictures(loop, watch)
 
     maps, runs = Keeps("net.0", stage="train", every_n_steps=1), RunsTheModel("on_train_batch_end")

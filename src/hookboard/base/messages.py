@@ -2,10 +2,12 @@
 
 import difflib
 import logging
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +51,18 @@ def warn(text: str) -> None:
         warnings.warn_explicit(HookboardWarning(f"{PREFIX}{text}"), HookboardWarning, *place)
     except HookboardWarning as given:
         warnings.showwarning(given, HookboardWarning, *place)
+
+
+@contextmanager
+def silent(text: str = "") -> Iterator[None]:
+    """Ignore warnings with this text, a regular expression; others come once, which `catch_warnings` would undo."""
+    here = ("ignore", re.compile(text), Warning, None, 0)
+    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # others may have taken it away
+            warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
 
 
 def rank_zero_warn(text: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hookboard.base.messages import inform, warn
+from hookboard.base.messages import inform, silent, warn
 from hookboard.base.rule_texts import more_on
 from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.callbacks.health_monitor import HealthMonitor
@@ -141,7 +140,7 @@ class _LoopReader:
             if self._is_here():
                 _guarded(act, module)
 
-        warnings.filterwarnings("ignore", _COMPILED)
+        self._until_end.enter_context(silent(_COMPILED))
         self._until_end.callback(register_module_forward_pre_hook(before).remove)
 
     def give_up(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import children_of, parameters_in
 from hookboard.model.layouts import shape_of
@@ -137,7 +138,8 @@ def _kind_by_name(module: nn.Module) -> Kind:
         return "other"  # a block
     if NORM_NAME.search(name):
         # At most one dimension of a gain or a bias is not 1.
-        are_vectors = all(p.numel() == max(p.shape, default=1) for p in parameters_in(module).values())
+        shapes = [shape_of(p) or () for p in parameters_in(module).values() if not is_lazy(p)]
+        are_vectors = all(math.prod(shape) == max(shape, default=1) for shape in shapes)
         return "norm" if are_vectors else "other"
     if parameters_in(module) or children_of(module):
         return "other"

@@ -80,6 +80,8 @@ def select(
         everything = {"": root, **named}
         chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
     kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
+    if not kept and modules is None and types is None and _owns(root, owning):
+        return {"": root}  # as a module that calls others by `torch.func.functional_call`
     if not kept:
         raise _nothing_left(modules, types, owning, {name: named[name] for name in named if name in chosen})
     return kept
