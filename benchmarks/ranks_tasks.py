@@ -236,7 +236,8 @@ class Monitor(HealthMonitor):
 
     def table(self, model: LightningModule, ranks: Ranks) -> Table:
         self._ranks = ranks
-        state = HealthState("train", 1, Loggers([], ""), self._select(model), {}, set())
+        given = {"loggers": Loggers([], ""), "selection": self._select(model), "layout": {}}
+        state = HealthState(stage="train", every_n_steps=1, **given)
         return self._table(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:

@@ -56,7 +56,9 @@ class Ranks:
 
     def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend="gloo")
+        # What serves tensors on the host in the default group, if anything does.
+        backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
+        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
         assert isinstance(group, dist.ProcessGroup)
         set_timeout(ANSWER_TIMEOUT, group)
         self._group: dist.ProcessGroup | None = group
