@@ -74,6 +74,7 @@ def assert_equals(measured: dict[str, float], expected: dict[str, float], rel: f
     """
     assert measured, "nothing was measured"
     for name, value in measured.items():
+        assert name in expected, f"add {name!r} to `truth` in tests/oracle.py"
         true = expected[name]
         rounding = 1e-14 * expected["abs_max"] if name == "mean" and math.isfinite(expected["abs_max"]) else 0.0
         close = math.isclose(value, true, rel_tol=rel, abs_tol=rounding)

@@ -96,6 +96,7 @@ CASES = {
     "a last step of fewer micro-batches": (lambda: Toy(mlp()), batches(3, 5, 7, 2, 6), {"accumulate_grad_batches": 4}),
     "a module called three times": (lambda: Toy(Repeats()), batches(6, 6), {}),
     "values around ten thousand": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), Adds(1e4, 0.1))), batches(64), {}),
+    "nothing but zeros": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), nn.Threshold(1e9, 0.0))), batches(16), {}),
     "NaN": (lambda: poisoned(math.nan), batches(16), {}),
     "infinity": (lambda: poisoned(math.inf), batches(16), {}),
     "minus infinity": (lambda: poisoned(-math.inf), batches(16), {}),

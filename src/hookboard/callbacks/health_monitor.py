@@ -55,9 +55,9 @@ from hookboard.writers.event_files import EventFiles
 T = TypeVar("T")
 
 MEASURED = ("rms", "zero_fraction")
-"""The statistics that make the table fill the columns that rules read."""
+"""The statistics in `readings`. Rules read the moments, which are always measured."""
 
-EVALUATED = 4
+BATCHES_PER_EVALUATION = 4
 """Number of batches of each validation loop that are measured."""
 
 VALUES_COMPARED = 64
@@ -426,7 +426,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _wants(self, loop: Loop, state: HealthState, batch_idx: int, dataloader_idx: int) -> bool:
         if state.stage != "train":
-            return batch_idx < EVALUATED
+            return batch_idx < BATCHES_PER_EVALUATION
         step = loop.logged_step
         state.first_step = step if state.first_step is None else state.first_step
         return state.every_n_steps > 0 and (step == state.first_step or is_due(step, state.every_n_steps))
@@ -571,7 +571,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
-        is_first, state.gaps_are_named = not state.gaps_are_named, True
+        is_first, state.has_logged = not state.has_logged, True
         if state.stage != "train":
             self._look_at_evaluation(loop, state)
             return

@@ -25,7 +25,7 @@ class MeasurementState(StageState):
         roles: which tensors are measured.
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
-        gaps_are_named: whether the warning about sites without a reading has been given.
+        has_logged: whether anything was logged in this stage.
         loss_scale: reads the scale of the GradScaler; None without one.
         news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.
     """
@@ -36,7 +36,7 @@ class MeasurementState(StageState):
     roles: Sequence[Role] = ()
     weights: dict[str, Weight] = field(default_factory=dict)
     before: WeightsBefore = field(default_factory=WeightsBefore)
-    gaps_are_named: bool = False
+    has_logged: bool = False
     loss_scale: LossScale | None = None
     news: LayerNews = field(init=False)
 

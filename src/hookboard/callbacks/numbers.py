@@ -201,7 +201,7 @@ class SiteLogger(HookboardCallback[V]):
 
     def _end_training(self, loop: Loop, state: V) -> None:
         """Log a line if nothing was measured in this stage during the whole fit."""
-        if state.gaps_are_named or (state.stage == "train" and not state.every_n_steps):
+        if state.has_logged or (state.stage == "train" and not state.every_n_steps):
             return
         no_loop = f"the fit ran no {state.stage} loop after its start"
         why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_loop
@@ -230,7 +230,7 @@ class SiteLogger(HookboardCallback[V]):
         """Send what was measured in the step or loop, and write it when it has arrived."""
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
         facts = news.collect(model, state.selection) if news.facts is None else news.facts
-        is_first, state.gaps_are_named = not state.gaps_are_named, True
+        is_first, state.has_logged = not state.has_logged, True
         causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
 

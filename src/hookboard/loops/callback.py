@@ -9,7 +9,8 @@
     on_before_backward                  tell                   _before_backward
     on_after_backward                   tell                   _after_backward
     on_before_optimizer_step            tell                   _before_optimizer_step
-    on_<stage>_batch_end                end_batch              until_batch_end is closed; _end_batch
+    on_<stage>_batch_end                end_batch              finish, which reads what earlier steps have put off;
+                                                               until_batch_end is closed; _end_batch
     the next batch, or the epoch's end  leave_batch            state.forget, where the batch has not ended
     on_<stage>_end                      end_evaluation         _end_evaluation
     on_train_end                        end_training           _end_training
@@ -87,8 +88,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._pending: list[tuple[W, Callable[[], None]]] = []
         """What due steps have measured and is still to be read, in the order of the steps."""
         self._reads_later = False
-        """True if what a due step has measured is read at the end of the next batch: a device or other ranks are waited
-        for then, and there is less to wait for."""
+        """True if reading would wait for a device or other ranks: then it is put off to the end of the next batch or of
+        the epoch, when less is left to wait for."""
         self._has_said_changed = False
         """Whether the warning that the model has changed was given in this run."""
         self._loop: Loop | None = None
@@ -140,7 +141,11 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Clear the results of the last run. Called when another run starts."""
 
     def _why_not(self, loop: Loop) -> str | None:
-        """Return why it cannot measure anything in this run, as a clause; None if it can."""
+        """Return why it cannot measure anything in this run, as a clause; None if it can.
+
+        Raises:
+            ValueError: what the user has configured does not fit the run.
+        """
         return "there is no logger" if self.needs_logger and not loop.loggers else None
 
     def _is_collective(self, loop: Loop) -> bool:
@@ -291,7 +296,10 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 self.hear(state, begin, loop, state, batch, batch_idx)
 
     def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
-        """Call one of its methods. An error ends the stage with a warning, or is raised if it may stop the run."""
+        """Call one of its methods. An error, or nothing to show, ends the stage with a warning.
+
+        The error of a callback that may stop the run is raised.
+        """
         try:
             if self.calls_the_model:
                 method(*given)
@@ -385,7 +393,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         state.until_batch_end.close()
 
     def close_evaluation(self, loop: Loop, state: W) -> None:
-        """Call `_end_evaluation`, and read what it has measured."""
+        """Call `_end_evaluation`, and read what it has measured; with several ranks that is read by `finish`."""
         self._end_evaluation(loop, state)
         self._catch_up()
 
@@ -488,11 +496,11 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             ranks.leave()
 
     def _all_ranks_at(self, point: str) -> AbstractContextManager[None]:
-        """Return `Ranks.at`, in which ranks merge, or a context that does nothing."""
+        """Return `Ranks.at(point)`, which asks the other ranks when it is entered; or a context that does nothing."""
         return nullcontext() if self._ranks is None else self._ranks.at(point)
 
     def _do_later(self, state: W, read: Callable[[], None]) -> None:
-        """Read what a due step has measured: at once if that waits for nothing, else at the end of the next batch.
+        """Read what a due step has measured: at once if that waits for nothing, else in `finish`.
 
         Args:
             state: the stage that an error ends.

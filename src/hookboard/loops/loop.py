@@ -75,10 +75,10 @@ class Loop:
         self.members: list[Any] = []
         """The callbacks of hookboard that take part in the run."""
         self.in_batch: list[tuple[Any, Any]] = []
-        """The members that take part in the running batch, each with the state of its stage; after its end those that
-        change tensors. The other events of a batch go to these alone."""
+        """Who takes part in the running batch, with the state of its stage: only they are told what happens in it. When
+        it has ended, those that change tensors stay, until the next begins."""
         self._has_measured = False
-        """Whether a due step or an evaluation has ended since `finish` was called."""
+        """Whether a due batch or an evaluation has ended since `finish` was called."""
 
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
@@ -154,7 +154,7 @@ class Loop:
         write_rows(self.loggers, self.logged_step)
 
     def end_epoch(self) -> None:
-        """Leave the last batch: one that an early end of the epoch left open gets no end."""
+        """Read what is put off, and leave the last batch: one that an early end left open gets no end."""
         self.finish()
         self.leave_batch()
 

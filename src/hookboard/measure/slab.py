@@ -15,6 +15,7 @@ from hookboard.measure.by_torch import count_into, rows_of
 from hookboard.measure.histogram import BINS, shifted
 from hookboard.measure.row import EMPTY, FIELDS, WIDTH, channel_row_count, merge
 from hookboard.measure.statistics import Plan
+from hookboard.measure.values import widened
 from hookboard.model.sites import ROLES, RoleTraits, Site
 
 _ABS_MEAN = FIELDS.index("abs_mean")
@@ -25,24 +26,30 @@ _SCALED = [FIELDS.index(name) for name in ("mean", "deviation", "abs_mean", "min
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
+Reader = tuple[int, Any, Any]
+"""How tensors of a site that have the same key are read, of which nothing else is to be checked: the number of
+channels, or 0; how the kernel of the slab's device reads such tensors; and the same without channels."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a table knows of one site: over all steps, and from `start` on of its tensors in this step.
+    """What a table knows of one site over all steps; and, of this step, the arguments from `start` on.
 
     Args:
         site: the site.
         is_off: whether it could not be measured, on any rank.
         is_shared: whether its rows are merged over the ranks; each has the whole of a parameter that is not split.
         has_bins: whether its bins are counted; None before its first tensor.
-        shape: that of the first tensor; None before, and for nested tensors.
-        readers: how its tensors are read, see `Table`.
+        shape: that of the first tensor since modules were replaced last; None before, and for nested tensors.
+        readers: how its tensors are read, by what decides that.
         slab: where its rows are; None before its first tensor.
         start: the first of its rows there: its own, which those of its channels follow; -1 before a tensor with values.
         bins: the row of its bins; -1 without bins.
         width: the number of channels, with or without a row.
         has_rows: whether its rows hold something.
         is_empty: whether there was a tensor without elements.
-        is_mixed: whether its tensors had different numbers of channels, so that the rows of channels mean nothing.
+        is_mixed: whether the rows of channels mean nothing, because its tensors had different numbers of channels, or a
+            kernel could not be launched.
         dtype: that of the first tensor.
         scale: the loss scale that the rows carry; None for none.
         own: the numbers of the user's statistics, see `statistics.joined`; None without any.
@@ -54,7 +61,7 @@ class Slot:
     is_shared: bool = field(init=False)
     has_bins: bool | None = None
     shape: tuple[int, ...] | None = None
-    readers: dict[object, Any] = field(default_factory=dict)
+    readers: dict[object, Reader] = field(default_factory=dict)
     slab: "Slab | None" = None
     start: int = -1
     bins: int = -1
@@ -77,7 +84,7 @@ class Slot:
         self.is_shared = not self.traits.of_parameter
 
     def forget(self) -> None:
-        """Begin a step."""
+        """Drop what belongs to the step, so that another can begin."""
         self.start = self.bins = -1
         self.has_rows = self.is_empty = self.is_mixed = False
         self.dtype = self.scale = self.own = None
@@ -131,7 +138,10 @@ class Slab:
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> None:
-        """See that a site whose next tensor has so many channels has rows in this step, and bins if it counts them."""
+        """Reserve rows for a site in this step, and bins if it counts them, unless it has them.
+
+        If its next tensor has another number of channels than the first, its rows of channels mean nothing.
+        """
         if slot.start < 0:
             slot.start, slot.width = self._used, width
             self._used += 1 + channel_row_count(width)
@@ -160,14 +170,14 @@ class Slab:
     def measure(self, jobs: Sequence[Job]) -> None:
         """Have the kernel measure tensors, each of another site, and merge them into their rows.
 
-        Where the kernel cannot be launched, as for lack of memory, torch measures.
+        Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
         """
         self.follow()
         given = [(form, values, minus, slot.start, not slot.has_rows, slot.bins) for slot, form, values, minus in jobs]
         for number in self.kernel.measure_into(given, self.rows, self.bins):
             slot, _, values, minus = jobs[number]
             slot.is_mixed = True
-            self.measure_by_torch(slot, values if minus is None else values.float() - minus.float(), None)
+            self.measure_by_torch(slot, values if minus is None else widened(values) - widened(minus), None)
         for job in jobs:
             job[0].has_rows = True
 
@@ -178,18 +188,18 @@ class Slab:
             count_into(self.bins[slot.bins], values)
 
     def add_zeros(self, slot: Slot, count: int) -> None:
-        """Merge so many zeros into the site's row, which a sparse tensor does not hold."""
+        """Merge so many zeros into the site's row: those that a sparse tensor does not store."""
         self._merge(slot, rows_of(self.rows.new_zeros(1), None) * count)  # what is not 0 in that row are counts
         if slot.bins >= 0:
             self.bins[slot.bins, 0] += count  # the first bin begins at 0
 
     def _merge(self, slot: Slot, rows: Tensor) -> None:
-        own = self.rows[slot.start : slot.start + len(rows)]
-        own.copy_(merge(own, rows) if slot.has_rows else rows)
+        there = self.rows[slot.start : slot.start + len(rows)]
+        there.copy_(merge(there, rows) if slot.has_rows else rows)
         slot.has_rows = True
 
     def forget(self) -> None:
-        """Begin a step."""
+        """Let the next step use all rows and bins: rows are overwritten, bins are added to."""
         self.bins.zero_()
         self._used = self._used_bins = 0
 
@@ -203,7 +213,7 @@ class Slab:
         self.follow()
         spans, bins_at = [slot.span for slot in slots], [slot.bins for slot in slots]
         dtypes, widths = [slot.dtype for slot in slots], [slot.width if slot.has_rows else 0 for slot in slots]
-        is_empty = np.array([not slot.has_rows for slot in slots], bool)
+        without_rows = np.array([not slot.has_rows for slot in slots], bool)
         owns = {place: slot.own for place, slot in enumerate(slots) if slot.own is not None}
         carried = {place: slot.scale for place, slot in enumerate(slots) if slot.scale is not None}
         scales = {id(scale): scale for scale in carried.values()}
@@ -224,8 +234,8 @@ class Slab:
             own = np.tile(self._plan.neutral, (len(slots), 1))
             if owns:
                 own[[*owns]] = own_numbers
-            merged = rows[[start for start, _ in spans]]
-            merged[is_empty] = EMPTY
+            merged = rows[[start for start, _ in spans]]  # without rows it starts at -1: some row, replaced next
+            merged[without_rows] = EMPTY
             channels = [rows[start + 1 : end] if end > start + 1 else None for start, end in spans]
             return Columns(slots, merged, own, channels, counts, dtypes, widths), [each.tolist() for each in rest]
 

@@ -31,13 +31,8 @@ MOST_READERS = 256
 """Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
 
 
-Reader = tuple[int, Any, Any]
-"""How tensors of a site that have the same key are read, of which nothing else is to be checked: the number of
-channels, or 0; how the kernel of the slab's device reads such tensors; and the same without channels."""
-
-
 class Table:
-    """The rows of one due step: measures the tensors of any number of sites, in any thread, each into one row.
+    """Measures the tensors of any number of sites, in any thread, over steps; `send` takes what one of them has left.
 
     What is measured of a site is kept on the device of its first tensor, or on the host if that device has no float64.
 
@@ -45,7 +40,8 @@ class Table:
         plan: the statistics to measure.
         device: where most tensors are.
         stage: the stage that is noted in readings.
-        histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
+        histogram: whether to count histograms too; or a function that returns this for a site and its first tensor,
+            asked unless a statistic needs the bins of all.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
             None for a tensor without channels. Default: no channels are measured.
         ranks: the processes that merge what they measured; every rank must then take what each `send` returns. None if
@@ -86,7 +82,7 @@ class Table:
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """Measure many tensors, or differences of tensors, each of another site: on an accelerator in a few launches.
 
-        If measuring one of them fails, its site is left out from then on, with one warning.
+        If one cannot be read, its site is left out from then on; if a launch fails, all sites of that launch.
 
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
@@ -125,7 +121,7 @@ class Table:
         return shapes
 
     def forget_shapes(self) -> None:
-        """Forget how tensors were read: modules were replaced, and the next tensors set it again."""
+        """Forget shapes and readers, because modules were replaced; the next tensors set them again."""
         for slot in [*self._slots.values()]:
             slot.shape = None
             slot.readers.clear()
@@ -297,7 +293,7 @@ def _number(scale: Tensor | None) -> Tensor | float:
 
 
 def _key_of(tensor: Tensor, minus: Tensor | None) -> object:
-    """Return what decides how a tensor is read; None for one that is not plain."""
+    """Return what decides how a tensor is read; None if it, or what is subtracted, is not plain."""
     if not is_plain(tensor):
         return None
     key = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
