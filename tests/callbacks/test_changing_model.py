@@ -59,6 +59,30 @@ def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said
     assert hooked(model) == ["net"], "the hook of this test"
 
 
+class Comparable(nn.Linear):
+    """A layer that equals others of its size."""
+
+    def __eq__(self, other):
+        return isinstance(other, Comparable) and self.weight.shape == other.weight.shape
+
+    __hash__ = nn.Module.__hash__
+
+
+def test_a_replaced_module_is_followed_though_it_equals_the_new_one(tmp_path):
+    class Replaces(Toy):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 1:
+                torch.manual_seed(1)
+                self.net[0] = Comparable(4, 3)
+
+    logger = ParameterLogger("net.0", statistics=["mean"], every_n_steps=1)
+    model = Replaces(nn.Sequential(Comparable(4, 3)))
+    with pytest.warns(HookboardWarning, match="the model changed during the fit"):
+        fit(tmp_path, model, batches(4, 4, 4), logger)
+    seen = {reading.site.name: reading.statistics["mean"] for reading in logger.readings}
+    assert seen["net.0.weight"] == pytest.approx(model.net[0].weight.double().mean().item(), rel=1e-6)
+
+
 def test_the_module_that_was_replaced_is_let_go(tmp_path):
     model = ReplacesAtEpoch()
     old = model.net[2]

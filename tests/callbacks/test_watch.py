@@ -484,3 +484,41 @@ def test_tags_of_a_model_that_is_one_layer_call_it_model_and_belong_to_it_in_the
     assert {"kernels/model", "activations/model"} <= {one["tag"] for one in page["pictures"] + page["histograms"]}
     assert ("train/activation/mean", "model") in [(one["id"], one["row"]) for one in page["series"]]
     assert "model" not in board.logged_run(name).layers
+
+
+def scaled_steps(net, scaler, *watches):
+    """Trains three steps inside these contexts, the outermost first."""
+    optimizer = watches[0][1]
+    with contextlib.ExitStack() as until_end:
+        runs = [until_end.enter_context(watch(net, optimizer, each, scaler=scaler)) for each, _ in watches]
+        for batch in batches(4, 4, 4):
+            with contextlib.ExitStack() as steps:
+                for run in runs:
+                    steps.enter_context(run.step(batch))
+                scaler.scale(net(batch).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+
+
+def parameters_of_both(net, optimizer, scaler):
+    loggers = [GradientLogger(roles="parameter_grad", every_n_steps=1) for _ in range(2)]
+    for each in loggers:
+        each.needs_logger = False
+    scaled_steps(net, scaler, *((each, optimizer) for each in loggers))
+    return [[reading.site.name for reading in each.readings] for each in loggers]
+
+
+def test_two_loops_that_share_a_scaler_both_hear_the_steps():
+    net, scaler = mlp(), torch.amp.GradScaler("cpu")
+    outer, inner = parameters_of_both(net, torch.optim.SGD(net.parameters(), 0.1), scaler)
+    assert outer == inner != []
+
+
+def test_the_users_own_step_of_a_scaler_is_called_and_stays():
+    net, scaler, calls = mlp(), torch.amp.GradScaler("cpu"), []
+    real = scaler.step
+    own = scaler.step = lambda optimizer: [calls.append(optimizer), real(optimizer)]
+    parameters_of_both(net, torch.optim.SGD(net.parameters(), 0.1), scaler)
+    assert len(calls) == 3
+    assert scaler.step is own

@@ -355,3 +355,10 @@ def test_a_statistic_of_ones_own_gets_a_detached_tensor_of_each_call():
 
 def test_a_statistic_of_ones_own_of_an_empty_tensor_is_nan():
     assert math.isnan(of_one_site(torch.zeros(0), statistics=[NEAR_ZERO]).statistics["near_zero"])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sparse_tensor_that_stores_every_value_has_no_zero_in_its_range(kernel):
+    values = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    moments = of_one_site(values.to_sparse(), kernel=kernel).moments
+    assert (moments.min, moments.max, moments.zeros, moments.count) == (1.0, 5.0, 0.0, 4.0)

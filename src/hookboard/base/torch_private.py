@@ -231,8 +231,10 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
 
 
-set_timeout: Callable[[timedelta, dist.ProcessGroup], None] = dist.distributed_c10d._set_pg_timeout
-"""Sets the time after which a collective of a process group raises an error."""
+def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
+    """Set the time after which a collective of a process group raises an error."""
+    public = getattr(dist, "set_timeout", None)  # older versions of torch have only the other
+    (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def waiting_ddp() -> DistributedDataParallel | None:

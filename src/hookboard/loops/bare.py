@@ -152,12 +152,15 @@ class BareLoop(Loop):
 
             return (optimizer,), {**named, "closure": told}
 
-        def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
-            before_step(optimizer)
-            return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
-
         if scaler is not None and scaler.is_enabled():
             # It skips an optimizer's step, and its hook, if gradients have overflowed.
+            step, own = scaler.step, {name: one for name, one in vars(scaler).items() if name == "step"}
+
+            def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
+                before_step(optimizer)
+                return step(optimizer, *args, **named)
+
+            until_end.callback(vars(scaler).update, own)  # the user's, or that of another `watch` around this one
             until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
         else:

@@ -34,7 +34,7 @@ from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched
 from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState, is_due
+from hookboard.loops.stage_state import Selection, StageState, are_same, is_due
 from hookboard.loops.trainer import SET_BY_LIGHTNING, TrainerLoop
 from hookboard.model.selection import NothingToSelectError
 from hookboard.model.sites import Stage
@@ -448,12 +448,12 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     def _follow(self, loop: Loop, state: W) -> None:
         """If modules of the model were replaced since the last call, select again; if that differs, attach and warn."""
         layout = modules_in(loop.model)
-        if layout == state.layout:
+        if are_same(layout, state.layout):
             return
         state.layout, selection = layout, None
         with suppress(ValueError):  # of a pattern that matches nothing any longer; the rest is watched on
             selection = self._select(loop.model)
-        if selection != state.selection:
+        if selection is None or not selection.is_same(state.selection):
             self._say_changed()
             if selection is not None:
                 state.selection = selection

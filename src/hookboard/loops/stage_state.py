@@ -1,6 +1,7 @@
 """`StageState`, the state of a callback in one stage; `Selection`, its modules."""
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -24,6 +25,15 @@ class Selection:
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
     owners: dict[str, nn.Module] = field(default_factory=dict)
+
+    def is_same(self, other: "Selection") -> bool:
+        """Return True if both have the same modules."""
+        return are_same(self.modules, other.modules) and are_same(self.owners, other.owners)
+
+
+def are_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
+    """Return True if both have the same modules, compared by `is`: a module's class may have an `__eq__`."""
+    return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
 @dataclass(kw_only=True)

@@ -189,9 +189,10 @@ class Slab:
 
     def add_zeros(self, slot: Slot, count: int) -> None:
         """Merge so many zeros into the site's row: those that a sparse tensor does not store."""
-        self._merge(slot, rows_of(self.rows.new_zeros(1), None) * count)  # what is not 0 in that row are counts
-        if slot.bins >= 0:
-            self.bins[slot.bins, 0] += count  # the first bin begins at 0
+        if count:
+            self._merge(slot, rows_of(self.rows.new_zeros(1), None) * count)  # what is not 0 in that row are counts
+            if slot.bins >= 0:
+                self.bins[slot.bins, 0] += count  # the first bin begins at 0
 
     def _merge(self, slot: Slot, rows: Tensor) -> None:
         there = self.rows[slot.start : slot.start + len(rows)]

@@ -79,13 +79,13 @@ def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module
     >>> are_unchanged(found, {"head": head})
     False
     """
-    now: dict[int, tuple[nn.Module, str]] = {}
+    now: dict[int, tuple[int, str]] = {}
     for module in modules.values():
         for name, parameter in parameters_of(module).items():
             if parameter is not None:
-                now.setdefault(id(parameter), (module, name))
+                now.setdefault(id(parameter), (id(module), name))
     names = ((one, f"{one.attribute}_orig" if one.is_pruned else one.attribute) for one in weights.values())
-    return now == {id(one.parameters[0]): (one.module, name) for one, name in names}
+    return now == {id(one.parameters[0]): (id(one.module), name) for one, name in names}
 
 
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
