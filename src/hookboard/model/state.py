@@ -48,7 +48,7 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
     # Some models add hooks or layers when they are called first, and note that they have.
     parts = [part for module in modules for name in _OF_TORCH if isinstance(part := vars(module).get(name), dict)]
     dicts = [(one, dict(one)) for one in (*attributes, *parts)]
-    values = [(weight, weight.detach().clone(), weight.requires_grad, weight.grad) for weight in weights]
+    values = [(one, one.data, one.detach().clone(), one.requires_grad, one.grad) for one in weights]
     try:
         for weight in weights:
             weight.grad = None
@@ -61,9 +61,12 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
             if list(now) != list(before):  # also in their order
                 now.clear()
             now.update(before)
-        for weight, before_it, required_grad, gradient in values:
+        for weight, own_data, before_it, required_grad, gradient in values:
+            weight.grad = None  # of another type, it would not let the data be put back
+            if weight.shape != own_data.shape or weight.data_ptr() != own_data.data_ptr():
+                weight.data = own_data
             # Past its version: a graph that holds the tensor gets back the very values that it was built with.
-            weight.data.copy_(before_it)
+            own_data.copy_(before_it)
             weight.requires_grad_(required_grad).grad = gradient
 
 
