@@ -70,9 +70,9 @@ class TrainerLoop(Loop, Callback):
         super().__init__()
         self.trainer = trainer
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has, as of a Trainer that is copied within a batch: its members are in none."""
-        return vars(self) | {"in_batch": []}
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainerLoop":
+        """Return the loop of the copied Trainer, or of this one if only callbacks are copied; nobody has joined it."""
+        return TrainerLoop(memo.get(id(self.trainer), self.trainer))
 
     @staticmethod
     def of(trainer: Trainer) -> "TrainerLoop":
