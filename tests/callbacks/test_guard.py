@@ -10,7 +10,16 @@ from toys import Toy, batches, fit, hooked, mlp
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale, watch
 
 CALLED = [
-    *("_start", "_prepare", "_attach", "open_training", "_open_due_batch", "_before_backward", "_after_backward"),
+    *(
+        "_start",
+        "_prepare",
+        "_attach",
+        "_wants",
+        "open_training",
+        "_open_due_batch",
+        "_before_backward",
+        "_after_backward",
+    ),
     *("_before_optimizer_step", "close_batch", "open_evaluation", "close_evaluation"),
     *("_end_training", "_end_all"),
 ]

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -144,6 +145,20 @@ def test_of_a_copied_trainer_the_copied_monitor_has_the_verdicts():
     (monitor,) = [one for one in copied.callbacks if isinstance(one, HealthMonitor)]
     assert [one.rule for one in monitor.verdicts] == ["always"]
     assert given.verdicts == ()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_callbacks_that_are_copied_in_the_middle_of_a_batch_serve_another_trainer(copied):
+    class Copies(Callback):
+        def on_before_backward(self, trainer_, pl_module, loss):
+            if not kept:
+                kept.extend(copied([one for one in trainer_.callbacks if not isinstance(one, Copies)]))
+
+    kept = []
+    fit(None, Toy(mlp()), batches(4, 4), ActivationLogger("net.0", every_n_steps=1), Copies())
+    fit(None, Toy(mlp()), batches(9), *kept)
+    (logger,) = [one for one in kept if isinstance(one, ActivationLogger)]
+    assert logger.readings[0].moments.count == 9 * 8
 
 
 def test_a_callback_whose_run_was_given_up_serves_another_trainer():

@@ -146,11 +146,15 @@ class CAMLogger(PictureLogger):
             )
         labels, method = _labels_in(batch, call), METHODS[self.method]
         shown, aspect = unnormalized(call.pictures, self.mean, self.std), aspect_of([("", call.pictures)])
-        named = [[named_layer(call.calls, name)] for name in state.selection.modules]
+        try:
+            named = [[named_layer(call.calls, name)] for name in state.selection.modules]
+            groups = named or [default_layers(call)]
+        except ValueError as nothing:
+            raise NothingToShowError(str(nothing)) from nothing
         # Rank 0 alone calls the model, unless its weights are sharded: it would wait for the other ranks for ever.
         is_alone = loop.world_size > 1 and not loop.is_model_parallel
         pictures = {}
-        for layers in named or [default_layers(call)]:
+        for layers in groups:
             with loop.in_precision(), NoCollectives(_ALONE) if is_alone else nullcontext():
                 with_gradient = method.needs == "gradient"
                 seen = attribute(call, layers, partial(self._choose, labels), with_gradient=with_gradient)

@@ -288,12 +288,17 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Take part in a batch of this stage, if it is measured."""
         state = self._live.get(stage)
-        if state is not None:
+        if state is None:
+            return
+        try:
             state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
-            if state.is_due or (self.sees_every_step and stage == "train"):
-                loop.in_batch.append((self, state))
-                begin = self._open_due_batch if state.is_due else self._begin_batch
-                self.hear(state, begin, loop, state, batch, batch_idx)
+        except Exception as error:  # as with a Lightning that counts its steps elsewhere
+            self._fail(state, error)
+            return
+        if state.is_due or (self.sees_every_step and stage == "train"):
+            loop.in_batch.append((self, state))
+            begin = self._open_due_batch if state.is_due else self._begin_batch
+            self.hear(state, begin, loop, state, batch, batch_idx)
 
     def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
         """Call one of its methods. An error, or nothing to show, ends the stage with a warning.

@@ -70,9 +70,9 @@ class TrainerLoop(Loop, Callback):
         super().__init__()
         self.trainer = trainer
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainerLoop":
-        """Return the loop of the copied Trainer, or of this one if only callbacks are copied; nobody has joined it."""
-        return TrainerLoop(memo.get(id(self.trainer), self.trainer))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be a callback that does nothing in a copy or a pickle: nobody takes part there, whichever Trainer gets it."""
+        return Callback, ()
 
     @staticmethod
     def of(trainer: Trainer) -> "TrainerLoop":
