@@ -114,7 +114,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
             for layer in given["layers"]
         )
         return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
-    except Exception as error:
+    except Exception as error:  # damaged fields, or those of another program, may raise anything
         raise ValueError(f"not a record of layers: {error!r}") from error
 
 
@@ -136,7 +136,7 @@ def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRe
         shows, texts = str(given.get("shows", "")), tuple(map(str, given.get("texts", ())))
         is_over = bool(given.get("is_over"))
         return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
-    except Exception as error:
+    except Exception as error:  # damaged fields, or those of another program, may raise anything
         raise ValueError(f"not a record of health: {error!r}") from error
 
 
@@ -183,7 +183,7 @@ def _read(strings: Sequence[bytes]) -> dict[str, Any]:
     try:
         given = json.loads(strings[0])
         version = given["version"]
-    except Exception as error:
+    except Exception as error:  # damaged fields, or those of another program, may raise anything
         raise ValueError(f"not a hookboard record: {error!r}") from error
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(

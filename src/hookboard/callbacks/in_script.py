@@ -89,7 +89,7 @@ def _guarded(act: Callable[..., Any], *given: Any) -> None:
     """Call a function; a fault of ours does not reach the script."""
     try:
         act(*given)
-    except Exception as error:
+    except Exception as error:  # ours
         warn(f"training is not watched ({type(error).__name__}: {error})")
 
 

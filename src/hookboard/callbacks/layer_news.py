@@ -39,7 +39,7 @@ class LayerNews:
         self.facts: Facts | None = None
         """What `collect` returned last; None if it must be called again, because modules or parameters have changed."""
         self.made_of: tuple[object, Facts | None] = (None, None)
-        """The places, or another key of the order, and the facts of the last record: it is still that of the same."""
+        """The key of the order and the facts that the last record was made of: while both stay the same, so does it."""
         self._last: list[bytes] = []
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}

@@ -278,10 +278,10 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             loop.join(self)
             self._reset()
             unseen(self._start)(loop, stages)
-        except Exception as error:
+        except Exception as error:  # ours, unless a ValueError says what is wrong with the configuration
             if self.may_stop_the_run or isinstance(error, ValueError):
                 raise
-            with suppress(Exception):
+            with suppress(Exception):  # the same error may occur here too
                 self._end_all()
             warn_switched_off(self._name, error)
 
