@@ -285,20 +285,14 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 self._end_all()
             warn_switched_off(self._name, error)
 
-    def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
-        """Take part in a batch of this stage, if it is measured."""
-        state = self._live.get(stage)
-        if state is None:
-            return
-        try:
-            state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
-        except Exception as error:  # as with a Lightning that counts its steps elsewhere
-            self._fail(state, error)
-            return
-        if state.is_due or (self.sees_every_step and stage == "train"):
+    def open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        """Take part in a batch of this stage, if it is measured; select anew if the model has changed."""
+        state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
+        if state.is_due or (self.sees_every_step and state.stage == "train"):
             loop.in_batch.append((self, state))
-            begin = self._open_due_batch if state.is_due else self._begin_batch
-            self.hear(state, begin, loop, state, batch, batch_idx)
+            if state.is_due and state.stage == "train":
+                self._follow(loop, state)
+            self._begin_batch(loop, state, batch, batch_idx)
 
     def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
         """Call one of its methods. An error, or nothing to show, ends the stage with a warning.
@@ -314,15 +308,11 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {nothing}.")
         except Exception as error:  # ours
-            self._fail(state, error)
-
-    def _fail(self, state: W, error: Exception) -> None:
-        """End a stage with a warning, or raise the error if it may stop the run."""
-        if self.may_stop_the_run:
-            raise error
-        if not state.has_fault:
-            self._drop(state)
-            warn_switched_off(f"{self._name} in {state.stage}", error)
+            if self.may_stop_the_run:
+                raise
+            if not state.has_fault:
+                self._drop(state)
+                warn_switched_off(f"{self._name} in {state.stage}", error)
 
     @property
     def states(self) -> list[W]:
@@ -373,11 +363,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         state.forget()  # of an evaluation that did not end
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
-
-    def _open_due_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
-        if state.stage == "train":
-            self._follow(loop, state)
-        self._begin_batch(loop, state, batch, batch_idx)
 
     def close_batch(self, loop: Loop, state: W) -> None:
         """Remove the hooks of the batch, but those that change tensors before the next one; call `_end_batch`."""
@@ -455,15 +440,17 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         layout = modules_in(loop.model)
         if are_same(layout, state.layout):
             return
-        state.layout, selection = layout, None
-        with suppress(ValueError):  # of a pattern that matches nothing any longer; the rest is watched on
+        state.layout = layout
+        try:
             selection = self._select(loop.model)
-        if selection is None or not selection.is_same(state.selection):
+        except ValueError:  # of a pattern that matches nothing any longer; the rest is watched on
             self._say_changed()
-            if selection is not None:
-                state.selection = selection
-                state.until_end.close()
-                self._attach(loop, state)
+            return
+        if not selection.is_same(state.selection):
+            self._say_changed()
+            state.selection = selection
+            state.until_end.close()
+            self._attach(loop, state)
 
     def _say_changed(self) -> None:
         if not self._has_said_changed:

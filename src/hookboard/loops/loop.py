@@ -124,22 +124,15 @@ class Loop:
         """Leave the batch before, and ask each member whether it takes part in this one."""
         if self.in_batch:
             self.leave_batch()
-        stage = self.stage
-        for member in self.members:
-            member.begin_batch(self, stage, batch, batch_idx, dataloader_idx)
+        self.tell("open_batch", batch, batch_idx, dataloader_idx, to=self._states(self.stage))
 
     def end_batch(self) -> None:
         """Have members read what earlier steps have measured, and tell those in the batch that it has ended."""
         if self._has_measured and self.stage == "train":
             self.finish()
-        stay = []
-        for member, state in self.in_batch:
-            self._has_measured |= state.is_due
-            if not state.has_fault:
-                member.hear(state, member.close_batch, self, state)
-            if member.changes_tensors:
-                stay.append((member, state))
-        self.in_batch = stay
+        self._has_measured |= any(state.is_due for _, state in self.in_batch)
+        self.tell("close_batch")
+        self.in_batch = [(member, state) for member, state in self.in_batch if member.changes_tensors]
 
     def leave_batch(self) -> None:
         """Have members leave the batch that is still open, if there is one: after an error it has no end."""

@@ -42,21 +42,11 @@ SET_BY_LIGHTNING = ("log", "log_dict")
 """The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
 
 
-def _calls(method: str, passes: int = 0) -> Any:
-    """Make a hook of Lightning that calls a method of the `Loop`, with so many of its arguments."""
+def _calls(method: str, *first: str, passes: int = 0) -> Any:
+    """Make a hook of Lightning that calls a method of the `Loop`, with so many of the hook's arguments after `first`."""
 
     def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any, **named: Any) -> None:
-        getattr(self, method)(*given[:passes])
-
-    return hook
-
-
-def _tells(event: str, passes: int = 0) -> Any:
-    """Make a hook of Lightning that tells an event to those in the batch, with so many of its arguments."""
-
-    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any) -> None:
-        if self.in_batch:
-            self.tell(event, *given[:passes])
+        getattr(self, method)(*first, *given[:passes])
 
     return hook
 
@@ -143,9 +133,9 @@ class TrainerLoop(Loop, Callback):
     on_validation_start = _calls("begin_evaluation")  # outside of a fit it has begun before this is a callback
     on_train_batch_start = on_validation_batch_start = _calls("begin_batch", passes=3)
     on_test_batch_start = on_predict_batch_start = on_train_batch_start
-    on_before_backward = _tells("_before_backward", passes=1)
-    on_after_backward = _tells("_after_backward")
-    on_before_optimizer_step = _tells("_before_optimizer_step", passes=1)
+    on_before_backward = _calls("tell", "_before_backward", passes=1)
+    on_after_backward = _calls("tell", "_after_backward")
+    on_before_optimizer_step = _calls("tell", "_before_optimizer_step", passes=1)
     on_train_batch_end = on_validation_batch_end = _calls("end_batch")
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
     on_validation_end = on_test_end = on_predict_end = _calls("end_evaluation")
