@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.base.checks import check_switches, check_whole, wrong
+from hookboard.base.checks import check_switches, check_whole, several, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
@@ -62,7 +62,6 @@ class BareLoop(Loop):
         try:
             yield
         except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
-            unhear_backward(self._hear_backward)
             self.leave_batch()
             raise
         self.end_step()
@@ -71,14 +70,10 @@ class BareLoop(Loop):
         """Begin a batch, see `step`."""
         self._count()
         self.is_accumulating = accumulates
-        unhear_backward(self._hear_backward)  # of a batch that has not ended
         self.begin_batch(batch, self._batch_idx[self.stage])
-        if self.stage == "train":
-            hear_backward(self._hear_backward)
 
     def end_step(self) -> None:
         """End the batch."""
-        unhear_backward(self._hear_backward)
         self.end_batch()
         self._batch_idx[self.stage] += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
@@ -115,11 +110,11 @@ class BareLoop(Loop):
             until_end.callback(unhear_backward, self._hear_backward)
             for logger in self.loggers:
                 until_end.callback(_save, logger)
-            for _ in range(2):  # because Ctrl-C may come in the middle of the first
-                until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
+            until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
             for callback in callbacks:
                 callback.start(self, ["train", "validate"])
             self.begin_training()
+            hear_backward(self._hear_backward)
             self._listen(until_end)
             yield self
             self._count()
@@ -169,10 +164,11 @@ class BareLoop(Loop):
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and tell the members before and after it, if it is that of one loss."""
-        if len(losses) == 1:
+        is_told = self.stage == "train" and len(losses) == 1
+        if is_told:
             self.tell("_before_backward", *losses)
         backward()
-        if len(losses) == 1:
+        if is_told:
             self.tell("_after_backward")
 
     def stop(self) -> None:
@@ -287,18 +283,6 @@ def loggers_in(given: Any) -> list[Any]:
 
 
 def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:
-    """Return what was given, one object or a list or tuple of several, as a list.
-
-    Args:
-        option: the name of the argument, for the error.
-        given: its value.
-        kind: the class of each object.
-        valid: what one object may be, for the error.
-
-    Raises:
-        ValueError: it is, or has, something of another kind.
-    """
-    several = [given] if isinstance(given, kind) else given
-    if not isinstance(several, list | tuple) or not all(isinstance(one, kind) for one in several):
-        raise wrong(option, given, f"{valid}, or a list of these")
-    return [*several]
+    """Check an argument as `several` does, but take an empty list too."""
+    is_empty = isinstance(given, list | tuple) and not given
+    return [] if is_empty else several(option, given, kind, f"{valid}, or a list of these")

@@ -77,8 +77,6 @@ class Loop:
         self.in_batch: list[tuple[Any, Any]] = []
         """Who takes part in the running batch, with the state of its stage: only they are told what happens in it. When
         it has ended, those that change tensors stay, until the next begins."""
-        self._has_measured = False
-        """Whether a due batch or an evaluation has ended since `finish` was called."""
 
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
@@ -128,9 +126,8 @@ class Loop:
 
     def end_batch(self) -> None:
         """Have members read what earlier steps have measured, and tell those in the batch that it has ended."""
-        if self._has_measured and self.stage == "train":
+        if self.stage == "train":
             self.finish()
-        self._has_measured |= any(state.is_due for _, state in self.in_batch)
         self.tell("close_batch")
         self.in_batch = [(member, state) for member, state in self.in_batch if member.changes_tensors]
 
@@ -141,7 +138,6 @@ class Loop:
 
     def finish(self) -> None:
         """Have members read what they have measured, and write the rows of the steps before this one."""
-        self._has_measured = False
         for member in self.members:
             member.finish()
         write_rows(self.loggers, self.logged_step)
@@ -159,7 +155,6 @@ class Loop:
     def end_evaluation(self) -> None:
         """Tell all members that an evaluation has ended."""
         self.leave_batch()
-        self._has_measured = True
         self.tell("close_evaluation", to=self._states(self.stage))
 
     def end_training(self) -> None:
