@@ -102,19 +102,21 @@ def test_every_loader_of_a_loop_counts(tmp_path):
     assert callback.readings[0].moments.count == (4 + 6 + 5) * 8
 
 
-def test_a_fault_while_a_loop_is_read_leaves_training_watched(tmp_path):
+def test_a_fault_while_a_loop_is_read_ends_the_callback_and_not_the_fit(tmp_path):
     class Faulty(ActivationLogger):
         def _send(self, trainer, watch, along=None):
             if watch.table.stage == "validate":
                 raise RuntimeError("on purpose")
             return super()._send(trainer, watch, along)
 
-    callback = Faulty("net.0", stages=["train", "validate"], statistics="std")
-    with pytest.warns(UserWarning, match="Faulty .* is switched off"):
-        fit(tmp_path, Toy(mlp()), batches(*[4] * 4), callback, max_epochs=2, **VALIDATION)
+    callback, model = Faulty("net.0", stages=["train", "validate"], statistics="std"), Toy(mlp())
+    with pytest.warns(UserWarning, match="Faulty is switched off"):
+        done = fit(tmp_path, model, batches(*[4] * 4), callback, max_epochs=2, **VALIDATION)
     found = scalars(tmp_path)
-    assert list(found["activation_std/net.0"]) == list(range(8))
+    assert list(found["activation_std/net.0"]) == list(range(4))
     assert "validate_activation_std/net.0" not in found
+    assert done.global_step == 8
+    assert hooked(model) == []
 
 
 @pytest.mark.parametrize("stage", LOOPS)

@@ -201,7 +201,7 @@ class SiteLogger(HookboardCallback[V]):
 
     def _end_training(self, loop: Loop, state: V) -> None:
         """Log a line if nothing was measured in this stage during the whole fit."""
-        if state.has_logged or (state.stage == "train" and not state.every_n_steps):
+        if state.has_logged:
             return
         no_loop = f"the fit ran no {state.stage} loop after its start"
         why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_loop

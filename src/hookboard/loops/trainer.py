@@ -42,8 +42,8 @@ SET_BY_LIGHTNING = ("log", "log_dict")
 """The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
 
 
-def _calls(method: str, *first: str, passes: int = 0) -> Any:
-    """Make a hook of Lightning that calls a method of the `Loop`, with so many of the hook's arguments after `first`."""
+def _calls(method: str, *first: object, passes: int = 0) -> Any:
+    """Make a hook of Lightning that calls a method of the `Loop`, with `first` and so many of the hook's arguments."""
 
     def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any, **named: Any) -> None:
         getattr(self, method)(*first, *given[:passes])
@@ -141,11 +141,7 @@ class TrainerLoop(Loop, Callback):
     on_validation_end = on_test_end = on_predict_end = _calls("end_evaluation")
     on_train_epoch_end = _calls("end_epoch")
     on_train_end = _calls("end_training")
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the run: Lightning does not call `teardown` after a failure."""
-        self.end_run(has_failed=True)
-
+    on_exception = _calls("end_run", True)  # it has failed: Lightning does not call `teardown` then
     teardown = _calls("end_run")
 
 
