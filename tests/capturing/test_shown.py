@@ -1,13 +1,8 @@
-"""What a prompt and a notebook show of captured tensors and of readings."""
-
-import base64
-import io
-import re
+"""What a prompt shows of captured tensors and of readings."""
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 from toys import Toy, batches, fit, mlp
 
@@ -43,30 +38,10 @@ def test_the_image_is_bright_where_the_tensor_is_large():
     assert len(bright) == len(dark) / 63
 
 
-def test_a_thumbnail_ends_with_its_tiles():
-    html = seen_of(nn.Sequential(nn.Identity()), PICTURES)._repr_html_()
-    data = re.findall(r'base64,([^"]+)"', html)[0]
-    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    assert not (pixels[-1] == 255).all()
-    assert not (pixels[:, -1] == 255).all()
-
-
 def test_an_image_of_what_cannot_be_drawn_says_so():
     seen = seen_of(nn.Sequential(nn.Flatten(0), nn.Linear(64, 1)), torch.rand(1, 1, 8, 8))
     with pytest.raises(LookupError, match="grad_output"):
         seen["0"].image("grad_output")
-
-
-def test_a_notebook_shows_a_row_with_a_picture_for_each_tensor():
-    seen = seen_of(cnn(), PICTURES)
-    for shown in (seen._repr_html_(), seen.summary()._repr_html_()):
-        assert shown.count("<tr>") == 1 + 8
-        for data in re.findall(r'src="data:image/png;base64,([^"]+)"', shown):
-            with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-                assert image.width > 1
-    assert seen["0"]._repr_html_().count("<tr>") == 1 + 2
-    assert seen["0"]._repr_html_().count("<img") == 2
 
 
 def test_the_numbers_of_the_table_are_those_of_the_tensors():
@@ -77,12 +52,6 @@ def test_the_numbers_of_the_table_are_those_of_the_tensors():
     assert float(row[-2]) == pytest.approx(output.std().item(), rel=1e-3)
 
 
-def test_names_of_layers_cannot_add_to_the_page():
-    net = nn.Sequential()
-    net.add_module("<script>alert(1)<\\script>", nn.ReLU())
-    assert "<script>" not in seen_of(net, torch.ones(1, 2))._repr_html_()
-
-
 def test_the_readings_of_a_callback_are_shown_as_a_table(tmp_path):
     logger = ActivationLogger(every_n_steps=1, statistics=["mean", "std"])
     assert repr(logger.readings) == "()"
@@ -90,5 +59,4 @@ def test_the_readings_of_a_callback_are_shown_as_a_table(tmp_path):
     header, *lines = repr(logger.readings).splitlines()
     assert header.split() == ["name", "tensor", "mean", "std"]
     assert [line.split()[0] for line in lines] == ["net.0", "net.1", "net.2"]
-    assert logger.readings._repr_html_().count("<tr>") == 4
     assert repr(logger.readings[0]).startswith("Reading(net.0 output: mean=")

@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from itertools import chain, starmap
 from typing import Any, ParamSpec, TypeVar
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -346,21 +346,10 @@ def unseen(run: Callable[P, T]) -> Callable[P, T]:
 
 def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
     """Call a function as `unseen` makes it."""
-    modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
-    off = modes and map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
-    on = modes and map(torch._C._push_on_torch_dispatch_stack, modes)
-    try:
-        if modes:
-            deque(off, maxlen=0)  # one call in C, as in `_stack`
-        with torch._C.DisableTorchFunction():
-            return run(*args, **named)
-    except BaseException:
-        while torch._C._len_torch_dispatch_stack():  # what an interrupt has left of the function's own
-            torch._C._pop_torch_dispatch_stack(None)
-        raise
-    finally:
-        if modes:
-            deque(on, maxlen=0)
+    # Torch's context takes its time, and hardly anyone has a mode.
+    dispatching = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    with torch._C.DisableTorchFunction(), dispatching:
+        return run(*args, **named)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:

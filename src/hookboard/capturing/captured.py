@@ -2,10 +2,9 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import Named
-from hookboard.base.prompts import Markup, ShownText, image_html, table_html, text_table
+from hookboard.base.prompts import ShownText, text_table
 from hookboard.base.torch_private import children_of, in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images.feature_maps import dense, feature_maps, maps_in, samples_first, select_maps
@@ -45,9 +44,6 @@ SUMMARY = ("mean", "std", "zero_fraction")
 
 HEADER = ("name", "type", "tensor", "shape", "mean", "std", "zeros")
 """The columns of a summary."""
-
-THUMBNAIL_CHANNELS, THUMBNAIL_SIZE, THUMBNAIL_HEIGHT = 4, 32, 36
-"""The first sample in a notebook's summary: number of channels, pixels of a side of each, height of all on the page."""
 
 
 @contextmanager
@@ -235,8 +231,8 @@ class CapturedModule(_OfRoles):
             raise LookupError(f"{self.name!r} was called {len(self.calls)} times: use .calls[0].{role}, and so on")
         return self.calls[0] if self.calls else CapturedCall(self)
 
-    def rows(self, has_pictures: bool = False) -> Iterator[list[str]]:
-        """Yield the cells of a summary's row for each captured tensor (see `HEADER`), and perhaps its picture.
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the cells of a summary's row for each captured tensor (see `HEADER`).
 
         Raises:
             RuntimeError: a tensor has been changed in place since.
@@ -247,23 +243,7 @@ class CapturedModule(_OfRoles):
                     tensor = one.value(f"{role} of {self.name!r}")
                     which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
                     numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY)
-                    picture = [self._thumbnail(role, path, tensor)] if has_pictures else []
-                    yield [self.name, self.kind, which, shape_in_words(tensor), *numbers, *picture]
-
-    def _thumbnail(self, role: Role, path: str, tensor: Tensor) -> Markup:
-        """Return an `img` of the first sample; "" if it cannot be drawn."""
-        try:
-            few = {"samples": 1, "channels": THUMBNAIL_CHANNELS}
-            picture = picture_of(tensor, self.name, self.module, role, path, **few, size=THUMBNAIL_SIZE)
-        except Exception:  # a kind of tensor that cannot be drawn; the numbers are still worth showing
-            return Markup()
-        file = BytesIO()
-        picture.tiles().save(file, "PNG")
-        style = f"height:{THUMBNAIL_HEIGHT}px;max-width:72px;image-rendering:pixelated;margin:0"
-        return image_html(file.getvalue(), "image/png", picture.caption, style)
-
-    def _repr_html_(self) -> str:
-        return _html_of([self])
+                    yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
 
 
 class CapturedCall(_OfRoles):
@@ -410,18 +390,15 @@ class Captured(Mapping[str, CapturedModule]):
         return "no gradient arrived inside the block; call backward() before the block ends"
 
     def summary(self) -> ShownText:
-        """Return a table as text, one line per tensor; in a notebook it has a small picture of each.
+        """Return a table as text, one line per tensor.
 
         Its columns are name, type, tensor (role and call), shape, mean, standard deviation and fraction of zeros.
         """
         rows = [row for captured in self._found.values() for row in captured.rows()]
-        return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))
+        return ShownText(text_table(HEADER, rows))
 
     def __repr__(self) -> str:
         return "\n".join(["Captured:", *(f"  {captured!r}" for captured in self._found.values())])
-
-    def _repr_html_(self) -> str:
-        return _html_of(self._found.values())
 
     def _open(self, site: Site) -> Callable[[int, Tensor], None]:
         # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
@@ -460,11 +437,6 @@ class Captured(Mapping[str, CapturedModule]):
 
 def _shapes(kept: Mapping[str, KeptTensor]) -> str:
     return ", ".join(f"{path} {shape_in_words(one.tensor)}".strip() for path, one in kept.items())
-
-
-def _html_of(modules: Iterable[CapturedModule]) -> str:
-    """Return the summary of some modules as an HTML table, with a picture of the first sample of each tensor."""
-    return table_html([*HEADER, "first sample"], [row for one in modules for row in one.rows(has_pictures=True)])
 
 
 def _described(tensor: Tensor) -> list[float]:
