@@ -236,18 +236,6 @@ def test_a_weight_that_is_pruned_during_the_fit_keeps_its_name(tmp_path):
     assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, parametrizations.weight_norm])
-def test_a_weight_that_is_computed_is_logged_beside_what_it_is_computed_from(tmp_path, wrap):
-    net = mlp()
-    wrap(net[0])
-    logger, model = ParameterLogger(statistics=["l2", "update_norm"]), Toy(net)
-    fit(tmp_path, model, batches(4, 4), logger)
-    found = of(logger, "parameter")
-    assert found["net.0.weight"]["l2"] == pytest.approx(net.eval()[0].weight.norm().item(), rel=1e-5)
-    assert any(name.startswith("net.0.parametrizations.weight.original") for name in found)
-    assert of(logger, "parameter_update")["net.0.weight"]["update_norm"] > 0
-
-
 def test_gradients_are_those_of_the_originals(tmp_path):
     net = mlp()
     parametrizations.weight_norm(net[0])

@@ -73,7 +73,7 @@ def test_the_layer_where_the_gap_begins_is_named():
         ({"fc0": {"has_modes": True}}, "note"),
         ({"act0": {"kind": "dropout", "has_modes": True}}, "alarm"),
         ({"fc1": {"has_modes": True}}, "alarm"),
-        ({"fc1": {"computed": frozenset({"fc1.weight"})}}, "alarm"),
+        ({"fc1": {"is_computed": True}}, "alarm"),
     ],
     ids=["none", "behind it", "before a layer without a gap", "right before it", "itself", "a parametrization"],
 )

@@ -90,8 +90,7 @@ WELL = {
     ),
     "a weight that a parametrization computes": (
         NO_GRADIENT,
-        always(cut_behind("fc0"))
-        | {"layers": {**LAYERS, "fc0": replace(LAYERS["fc0"], computed=LAYERS["fc0"].trainable)}},
+        always(cut_behind("fc0")) | {"layers": {**LAYERS, "fc0": replace(LAYERS["fc0"], is_computed=True)}},
     ),
     "a layer that is used without being called": (
         NO_GRADIENT,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from hookboard.model.parameters import are_unchanged, parametrized, weight_in_use, weights_of
+from hookboard.model.parameters import are_unchanged, parametrized, weights_of
 
 pytestmark = pytest.mark.unit
 
@@ -77,15 +77,6 @@ def test_weights_are_asked_anew_when_a_mask_is_taken_away():
     weights = weights_of(found)
     prune.remove(found["head"], "weight")
     assert not are_unchanged(weights, found)
-
-
-def test_the_seed_that_cuda_will_start_with_stays_the_users(monkeypatch):
-    """What seeds CUDA before it is in use is kept for its start, and replaces what was kept before."""
-    seeded = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    weight_in_use(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
-    assert seeded == []
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")

@@ -369,10 +369,6 @@ unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunct
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
 
 
-without_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
-"""Returns a context without autocast on any device."""
-
-
 def generators(own: object) -> list[torch.Generator]:
     """Return what a call may draw random numbers from: the CPU's, the present CUDA device's, and its own generator."""
     found = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else ())]

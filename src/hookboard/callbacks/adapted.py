@@ -49,7 +49,7 @@ class AdaptedWeights:
     def measure(self, table: Table, weights: Mapping[str, Weight]) -> None:
         """Measure the frozen weights and their updates after the optimizers have stepped."""
         for name, after in self._products(weights).items():
-            whole = weights[name].parameters[0].detach()[:: _every(weights[name])]
+            whole = weights[name].parameter.detach()[:: _every(weights[name])]
             update = Site(name, "parameter_update"), after, self._before[name]
             table.observe_all([(Site(name, "parameter_before"), whole, None), update])
 
@@ -65,4 +65,4 @@ class AdaptedWeights:
 
 def _every(weight: Weight) -> int:
     """Return k such that every k-th unit of a weight is measured."""
-    return every_unit(weight.parameters[0].shape) if weight.parameters[0].numel() > MEASURED_VALUES_MAX else 1
+    return every_unit(weight.parameter.shape) if weight.parameter.numel() > MEASURED_VALUES_MAX else 1

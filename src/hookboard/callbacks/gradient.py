@@ -1,6 +1,6 @@
 """`GradientLogger`: gradients of outputs, inputs and parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from torch import nn
@@ -10,7 +10,6 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.statistics import DEFAULT, Statistic
-from hookboard.model.parameters import Weight
 from hookboard.model.selection import select
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
@@ -89,13 +88,4 @@ class GradientLogger(SiteLogger[MeasurementState]):
         hooked = {} if roles == ["parameter_grad"] else select(model, self.modules, self.types)
         if "parameter_grad" in roles:
             owners = select(model, self.modules, self.types, owning="parameters")
-            if not self._weights(owners):
-                raise ValueError(
-                    f"modules={self.modules!r}, types={self.types!r}: all selected weights are computed by "
-                    "parametrizations; select the original parameters, as in 'conv.parametrizations.weight'."
-                )
         return Selection(hooked, owners)
-
-    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
-        # What a parametrization computes has no gradient of its own.
-        return {name: weight for name, weight in super()._weights(owners).items() if not weight.is_computed}

@@ -526,7 +526,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         for each in loop.optimizers:
             for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
                 state.held_back[name] = held_back
-                if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
+                if id(each) in state.stepping and state.weights[name].parameter.requires_grad:
                     state.stepped[name] = stepped
         if state.live is not None and state.live.adapters:
             state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
@@ -601,7 +601,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             held_back=dict(state.held_back),
         )
         stepped, state.stepped = state.stepped, {}
-        frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
+        frozen = {name for name, w in state.weights.items() if not w.parameter.requires_grad}
         is_scaled = state.loss_scale is not None
         sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))
 
@@ -696,7 +696,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
 def values_of_a_weight(weights: Mapping[str, Weight]) -> Tensor | None:
     """Return a copy of the first values of the first trainable weight that is a plain tensor; None if none is."""
-    plain = (p for weight in weights.values() for p in weight.parameters if p.requires_grad and is_plain(p))
+    plain = (p for p in (weight.parameter for weight in weights.values()) if p.requires_grad and is_plain(p))
     first = next(plain, None)
     return None if first is None else first.detach().flatten()[:VALUES_COMPARED].clone()
 
@@ -723,4 +723,4 @@ def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]) ->
         is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
         both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
         of.update(dict.fromkeys(map(id, group["params"]), both))
-    return {name: of[id(p)] for name, weight in weights.items() for p in weight.parameters if id(p) in of}
+    return {name: of[id(w.parameter)] for name, w in weights.items() if id(w.parameter) in of}

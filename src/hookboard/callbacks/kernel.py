@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from hookboard.base.messages import inform, listed
 from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images.feature_maps import CONVOLUTIONS
@@ -11,7 +12,7 @@ from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.picture import Picture
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection
-from hookboard.model.parameters import weight_in_use
+from hookboard.model.parameters import parametrized, weight_in_use
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 
 
@@ -20,7 +21,7 @@ class KernelLogger(PictureLogger):
 
     Kernels with three input channels are drawn in colour, as red, green and blue. For others each row is a kernel and
     each column one of its input channels. Grey is 0. The weight in use is drawn: `weight_orig * weight_mask` of a
-    pruned convolution, the computed weight of a parametrized one. Tags are `kernels/<module>`.
+    pruned convolution. One whose weight a parametrization computes is left out. Tags are `kernels/<module>`.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
@@ -74,7 +75,10 @@ class KernelLogger(PictureLogger):
                 f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
                 "convolutions can be shown."
             )
-        return Selection({**found})
+        computed = [name for name, module in found.items() if "weight" in parametrized(module)]
+        if computed:
+            inform(f"{self._name} leaves out {listed(computed)}: a parametrization computes their weights.")
+        return Selection({name: module for name, module in found.items() if name not in computed})
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
         """Keep a copy of the kernels that the fit starts with."""

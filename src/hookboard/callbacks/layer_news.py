@@ -107,11 +107,10 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
     owned: dict[int, dict[str, tuple[int, ...]]] = {}
     frozen: dict[int, list[str]] = {}
     for name, weight in weights_of(modules).items():
-        # What a parametrization computes is no parameter, and what is lazy or nested has no shape.
-        shape = None if weight.is_computed or weight.is_lazy else shape_of(weight.parameters[0])
+        shape = None if weight.is_lazy else shape_of(weight.parameter)  # what is lazy or nested has none
         if shape is not None:
             owned.setdefault(id(weight.module), {})[name] = shape
-            if not weight.parameters[0].requires_grad:
+            if not weight.parameter.requires_grad:
                 frozen.setdefault(id(weight.module), []).append(name)
     facts = {}
     for name in dict.fromkeys([*(name for name in ("", *dict(named_submodules(model))) if name in modules), *modules]):

@@ -33,9 +33,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     512 MiB on one rank they are not measured, but named.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
-    name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. It is
-    computed once more for this, in evaluation mode, with the same random numbers before and after the step, and without
-    a trace in the run: the update of a random one is that of its originals, not of the noise. Tags are
+    name `weight`. Of a weight that a parametrization computes (spectral norm) the originals are logged. Tags are
     `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms. If a module or parameter is
     replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 

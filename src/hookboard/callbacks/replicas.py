@@ -43,9 +43,9 @@ def checksums(weights: Mapping[str, Weight], part: Part, *, is_gradient: bool) -
     """
     found: dict[Compared, Tensor] = {}
     for name, weight in weights.items():
-        parameter = weight.parameters[0]
+        parameter = weight.parameter
         tensor = weight.grad if is_gradient else parameter
-        if weight.is_computed or tensor is None or not is_plain(tensor) or is_left_to_ranks(parameter):
+        if tensor is None or not is_plain(tensor) or is_left_to_ranks(parameter):
             continue
         if tensor.is_floating_point() and tensor.element_size() in _WORDS and tensor.numel():
             values = part(tensor.detach())

@@ -59,9 +59,9 @@ class WeightsBefore:
         elsewhere: dict[str, Tensor] = {}
         for name, weight in stepped_by(optimizer, weights).items():
             # If optimizers step several times in one batch, the first step counts.
-            now = None if name in self.copies else _in_use(table, name, weight, part)
-            if now is None:
+            if name in self.copies:
                 continue
+            now = part(weight.in_use)
             # The same on every rank, so that all skip the same weights.
             size = now.numel() * now.element_size() // (now.device_mesh.size() if isinstance(now, DTensor) else 1)
             if self._bytes + size > MOST_COPIED_BYTES:
@@ -84,19 +84,6 @@ class WeightsBefore:
         self.copies, self._bytes = {}, 0
 
 
-def _in_use(table: Table, name: str, weight: Weight, part: Part) -> Tensor | None:
-    """Return the measured part of a weight as modules use it; None if the user's code that computes it has failed."""
-    if weight.is_plain:
-        return part(weight.parameters[0].detach())
-    if table.is_off(name, "parameter_before"):
-        return None
-    try:
-        return part(weight.in_use)
-    except Exception as error:  # a parametrization runs the user's code
-        table.switch_off([_site(name, role) for role in _OF_VALUES], error)
-        return None
-
-
 def measure_weights(
     table: Table, weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
 ) -> None:
@@ -115,9 +102,7 @@ def measure_weights(
         return
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        after = _in_use(table, name, weight, part)
-        if after is None:
-            continue
+        after = part(weight.in_use)
         if "parameter" in roles:
             given.append((_site(name, "parameter"), after, None))
         if name in before:

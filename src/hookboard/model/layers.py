@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import children_of, parameters_in
 from hookboard.model.layouts import shape_of
-from hookboard.model.parameters import Weight
+from hookboard.model.parameters import Weight, parametrized
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
 Activation = Literal["rectifier", "bounded", "smooth"]
@@ -80,10 +80,9 @@ class Layer:
         kind: its kind; `other` if it is none of the known ones.
         weights: the dotted names of its own weights, without those of submodules.
         trainable: the weights with a parameter that requires gradients.
-        shapes: the shape of each weight, by dotted name; if a parametrization computes it, the shape of its first
-            original parameter.
-        computed: the weights that a parametrization computes; they have no gradient of their own.
+        shapes: the shape of each weight, by dotted name.
         has_modes: whether it may do something else in evaluation than in training.
+        is_computed: whether a parametrization computes one of its weights, which is in none of the above.
     """
 
     name: str
@@ -92,8 +91,8 @@ class Layer:
     weights: tuple[str, ...] = ()
     trainable: frozenset[str] = frozenset()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    computed: frozenset[str] = frozenset()
     has_modes: bool = False
+    is_computed: bool = False
 
     @property
     def is_called(self) -> bool:
@@ -112,8 +111,8 @@ class Layer:
 
     @functools.cached_property
     def stepped(self) -> tuple[str, ...]:
-        """The names of the trainable weights that get a gradient, so without those that a parametrization computes."""
-        return tuple(name for name in self.weights if name in self.trainable - self.computed)
+        """The names of the trainable weights."""
+        return tuple(name for name in self.weights if name in self.trainable)
 
 
 def kind_of(module: nn.Module) -> Kind:
@@ -166,11 +165,10 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     layers = {}
     for name, module in modules.items():
         names = tuple(owned.get(id(module), ()))
-        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
-        computed = frozenset(weight for weight in names if weights[weight].is_computed)
-        trainable = frozenset(one for one in names if any(p.requires_grad for p in weights[one].parameters))
-        kind, has_modes = kind_of(module), _has_modes(module)
-        layers[name] = Layer(name, type(module).__name__, kind, names, trainable, shapes, computed, has_modes)
+        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameter)) is not None}
+        trainable = frozenset(one for one in names if weights[one].parameter.requires_grad)
+        traits = kind_of(module), names, trainable, shapes, _has_modes(module), bool(parametrized(module))
+        layers[name] = Layer(name, type(module).__name__, *traits)
     return layers
 
 

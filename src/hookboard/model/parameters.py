@@ -1,19 +1,15 @@
-"""The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
+"""The weights that modules compute with, and the parameters behind them (pruned ones included)."""
 
-import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.torch_private import modules_of, parameters_in, parameters_of, without_autocast
-from hookboard.model.state import same_random_state
+from hookboard.base.torch_private import modules_of, parameters_in, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,49 +19,45 @@ class Weight:
     Args:
         module: the module.
         attribute: the weight's name in the module, such as `weight`.
-        parameters: the parameters behind it: itself; `weight_orig` if it is pruned; the originals of a parametrization.
+        parameter: the parameter behind it: itself; `weight_orig` if it is pruned.
         is_pruned: whether `torch.nn.utils.prune` masks it.
-        is_computed: whether a parametrization computes it; then it has no gradient of its own.
     """
 
     module: nn.Module
     attribute: str
-    parameters: tuple[Parameter, ...]
+    parameter: Parameter
     is_pruned: bool = False
-    is_computed: bool = False
 
     @functools.cached_property  # it is read for each weight at each due step
     def is_plain(self) -> bool:
         """True if the weight is the parameter itself, of exactly the class `torch.nn.Parameter`."""
-        return not (self.is_computed or self.is_pruned) and type(self.parameters[0]) is Parameter
+        return not self.is_pruned and type(self.parameter) is Parameter
 
     @property
     def in_use(self) -> Tensor:
-        """The weight as the module uses it, computed from the current parameters, detached."""
-        if self.is_computed or self.is_pruned:
-            return weight_in_use(self.module, self.attribute)
-        return self.parameters[0].detach()
+        """The weight as the module uses it, computed from the current parameter, detached."""
+        return weight_in_use(self.module, self.attribute) if self.is_pruned else self.parameter.detach()
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of its parameter (0 where it is pruned); None if it has none or is computed."""
-        return None if self.is_computed else self.parameters[0].grad
+        """The gradient of its parameter (0 where it is pruned); None if it has none."""
+        return self.parameter.grad
 
     @property
     def is_lazy(self) -> bool:
         """Whether it has no shape before the first forward pass."""
-        return any(is_lazy(parameter) for parameter in self.parameters)
+        return is_lazy(self.parameter)
 
     def is_same(self, other: "Weight | None") -> bool:
-        """Return True if both are made of the same parameters; False for None."""
-        return other is not None and [*map(id, self.parameters)] == [*map(id, other.parameters)]
+        """Return True if both are made of the same parameter; False for None."""
+        return other is not None and self.parameter is other.parameter
 
 
 def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module]) -> bool:
     """Return True if the modules still own just these weights, so that `weights_of` need not be called again.
 
-    It takes a fraction of the time of `weights_of`. It may return False although nothing has changed, as with
-    parametrizations. It does not notice a mask that was registered or deleted directly, without `torch.nn.utils.prune`.
+    It takes a fraction of the time of `weights_of`. It does not notice a mask that was registered or deleted directly,
+    without `torch.nn.utils.prune`.
 
     Args:
         weights: what `weights_of` found.
@@ -85,36 +77,19 @@ def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module
             if parameter is not None:
                 now.setdefault(id(parameter), (id(module), name))
     names = ((one, f"{one.attribute}_orig" if one.is_pruned else one.attribute) for one in weights.values())
-    return now == {id(one.parameters[0]): (id(one.module), name) for one, name in names}
+    return now == {id(one.parameter): (id(one.module), name) for one, name in names}
 
 
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight that a module computes with, detached.
 
     A pruned weight is computed as `weight_orig * weight_mask`, because the attribute still has the value of the last
-    forward. A weight that a parametrization computes is computed anew, without side effects.
+    forward.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")
         return original.detach() * mask.detach()  # type: ignore[no-any-return]  # getattr is untyped
-    if attribute in parametrized(module):
-        return _computed(module.parametrizations[attribute])  # type: ignore[index]  # a ModuleDict
     return getattr(module, attribute).detach()  # type: ignore[no-any-return]  # getattr is untyped
-
-
-def _computed(parametrization: Any) -> Tensor:
-    """Return the weight that a parametrization computes from its parameters, detached.
-
-    Its code runs on a copy, in evaluation mode and without autocast. The random state is restored afterwards. torch's
-    generators are seeded with 0, so that two results differ only if the module does.
-    """
-    with torch.no_grad(), without_autocast(), same_random_state():
-        twin = copy.deepcopy(parametrization).eval()
-        torch.default_generator.manual_seed(0)
-        if torch.cuda.is_initialized():  # otherwise the seed would replace the one that the user has set for its start
-            torch.cuda.manual_seed_all(0)
-        # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
-        return twin.forward().detach()  # type: ignore[no-any-return]  # of the user's class
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
@@ -136,10 +111,7 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
                 original = name.removesuffix("_orig")
                 is_pruned = original != name and _is_pruned(module, original)
                 attribute = original if is_pruned else name
-                found[prefix + attribute] = Weight(module, attribute, (parameter,), is_pruned=is_pruned)
-        for attribute in parametrized(module):
-            originals = tuple(module.parametrizations[attribute].parameters(recurse=False))  # type: ignore[index,union-attr]  # a ModuleDict
-            found[prefix + attribute] = Weight(module, attribute, originals, is_computed=True)
+                found[prefix + attribute] = Weight(module, attribute, parameter, is_pruned)
     return found
 
 
@@ -150,16 +122,16 @@ def parametrized(module: nn.Module) -> list[str]:
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Return the weights that this optimizer updates, because it holds at least one of their parameters."""
+    """Return the weights that this optimizer updates, because it holds their parameters."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: w for name, w in weights.items() if not held.isdisjoint(map(id, w.parameters))}
+    return {name: weight for name, weight in weights.items() if id(weight.parameter) in held}
 
 
 def why_silent(weight: Weight) -> str:
     """Return the most likely reason why a weight had no gradient or no update in a step."""
-    if not any(parameter.requires_grad for parameter in weight.parameters):
+    if not weight.parameter.requires_grad:
         return "the parameter is frozen (requires_grad is False)"
-    if all(parameter.grad is None for parameter in weight.parameters):
+    if weight.grad is None:
         return "the parameter received no gradient in this step"
     return "the parameter is not in any optimizer that stepped"
 

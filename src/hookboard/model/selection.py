@@ -11,7 +11,6 @@ from hookboard.base.checks import several
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.messages import closest, listed
 from hookboard.base.torch_private import children_of, modules_in, parameters_in
-from hookboard.model.parameters import parametrized
 from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
 Patterns = str | Sequence[str]
@@ -187,7 +186,7 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
 
 def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
-        return bool(parameters_in(module, recurse=False) or parametrized(module))
+        return bool(parameters_in(module, recurse=False))
     forward = getattr(type(module), "forward", None)
     package = str(getattr(forward, "__module__", None)).partition(".")[0]
     return forward is not nn.Module.forward and package not in PACKAGES

@@ -55,7 +55,7 @@ class Adapter(NamedTuple):
             weights: the three weights by name.
             every: k.
         """
-        up, down = (one.of(weights[one.name].parameters[0].detach()) for one in (self.up, self.down))
+        up, down = (one.of(weights[one.name].parameter.detach()) for one in (self.up, self.down))
         up, down = (up, down[:, ::every]) if self.weight.is_flipped else (up[::every], down)
         dtype = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
         return self.weight.of(self.scale * (up.to(dtype) @ down.to(dtype)))

@@ -226,7 +226,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
     place = run.place(gap.layer.name)
     known = [run.place(one.layer.name) for one in run.comparisons[-1].gaps]
     before = max((one for one in known if one < place), default=-1)
-    return any(layer.has_modes or layer.computed for layer in run.layers[before + 1 : place + 1])
+    return any(layer.has_modes or layer.is_computed for layer in run.layers[before + 1 : place + 1])
 
 
 TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of="evaluation", look_at="health/activation_rms")

@@ -125,7 +125,7 @@ def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tup
         if not weights or layer in idle:
             continue
         is_reached = any(has_gradient(look, name) for name in weights)
-        if is_reached or layer.computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
+        if is_reached or layer.is_computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
             is_open = False
         elif look.of(layer.name, "output") is not None:
