@@ -14,7 +14,6 @@ from hookboard import (
     GradientLogger,
     HookboardWarning,
     Intervention,
-    KernelLogger,
     ParameterLogger,
     Zero,
 )
@@ -170,70 +169,27 @@ def test_an_edit_goes_over_to_the_new_module(tmp_path):
 # Pruned and parametrized weights.
 
 
-class KeepsWeights(Toy):
-    """What its first layer computed with, in each forward; which is also what it had been after the last step."""
-
-    def __init__(self, net, prune_at=None):
-        super().__init__(net)
-        self.used, self.prune_at = [], prune_at
-        net[0].register_forward_hook(lambda module, args, output: self.used.append(module.weight.detach().clone()))
-
+class Prunes(Toy):
     def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == self.prune_at:
+        if batch_idx == 1:
             prune.random_unstructured(self.net[0], "weight", amount=0.5)
-
-
-def pruned():
-    net = mlp()
-    torch.manual_seed(3)
-    prune.random_unstructured(net[0], "weight", amount=0.5)
-    prune.random_unstructured(net[0], "bias", amount=3)
-    prune.random_unstructured(net[2], "weight", amount=0.3)
-    prune.random_unstructured(net[2], "weight", amount=0.3)
-    return net
 
 
 def of(logger, role):
     return {r.site.name: r.statistics for r in logger.readings if r.site.role == role}
 
 
-def test_the_weight_in_use_of_a_pruned_module_is_logged_under_its_own_name(tmp_path):
-    logger, model = ParameterLogger(statistics=tuple(FORMULAS)), KeepsWeights(pruned())
-    fit(tmp_path, model, batches(4, 4), logger)
-    found = of(logger, "parameter")
-    assert found.keys() == {f"net.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
-    for i, name in ((0, "weight"), (0, "bias"), (2, "weight")):
-        module = model.net[i]
-        in_use = getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask")
-        assert_true(found[f"net.{i}.{name}"], [in_use])
-    assert found["net.0.weight"]["zero_fraction"] == 0.5
-
-
-def test_the_update_of_a_pruned_weight_is_that_of_the_weight_in_use(tmp_path):
-    class Decays(KeepsWeights):
-        def configure_optimizers(self):
-            # Weight decay also moves what is pruned, and does not count.
-            return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.5)
-
-    logger, model = ParameterLogger("net.0"), Decays(pruned())
-    fit(tmp_path, model, batches(4, 4), logger)
-    before, after = model.used[1].double(), (model.net[0].weight_orig * model.net[0].weight_mask).double()
-    found = of(logger, "parameter_update")["net.0.weight"]
-    norm = (after - before).norm().item()
-    assert found == pytest.approx({"update_norm": norm, "update_ratio": norm / before.norm().item()}, rel=1e-5)
-
-
-def test_a_weight_that_is_pruned_during_the_fit_keeps_its_name(tmp_path):
-    logger, model = ParameterLogger("net.0", statistics="zero_fraction"), KeepsWeights(mlp(), prune_at=1)
-    kept = EachStep(logger)
+def test_of_a_pruned_weight_the_original_is_logged_under_its_own_name(tmp_path):
+    logger, model = ParameterLogger("net.0", statistics=tuple(FORMULAS)), Prunes(mlp())
     gradients = GradientLogger("net.0", roles="parameter_grad", statistics="l2")
-    assert said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients, kept)) == []
-    assert [{r.site.name: r.statistics["zero_fraction"] for r in step}["net.0.weight"] for step in kept.readings] == [
-        0,
-        0.5,
-        0.5,
-    ]
-    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0, 1, 2]
+    said = said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients))
+    assert len(said) == 2
+    assert all("the model changed" in text for text in said)
+    found = of(logger, "parameter")
+    assert found.keys() == {"net.0.weight_orig", "net.0.bias"}
+    assert_true(found["net.0.weight_orig"], [model.net[0].weight_orig])
+    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0]
+    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight_orig"]) == [1, 2]
 
 
 def test_gradients_are_those_of_the_originals(tmp_path):
@@ -243,20 +199,6 @@ def test_gradients_are_those_of_the_originals(tmp_path):
     assert said_in(lambda: fit(tmp_path, Toy(net), batches(4), logger)) == []
     assert "net.0.weight" not in of(logger, "parameter_grad")
     assert "net.0.parametrizations.weight.original0" in of(logger, "parameter_grad")
-
-
-def test_kernels_of_a_pruned_convolution_are_those_in_use(tmp_path):
-    shown = []
-
-    class Keeps(KernelLogger):
-        def _part(self, weight):
-            shown.append(weight.clone())
-            return super()._part(weight)
-
-    net = nn.Sequential(nn.Conv2d(3, 4, 3))
-    prune.random_unstructured(net[0], "weight", amount=0.5)
-    fit(tmp_path, Toy(net), [torch.randn(2, 3, 8, 8) for _ in range(2)], Keeps(every_n_steps=1))
-    assert torch.equal(shown[-1], net[0].weight_orig * net[0].weight_mask)
 
 
 # Parameters of the LightningModule itself.

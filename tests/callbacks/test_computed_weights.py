@@ -54,7 +54,7 @@ def test_the_originals_are_logged_and_kernels_are_left_out(tmp_path, wrap, caplo
     assert names == {name for name, _ in model.named_parameters() if "parametrizations" in name}
     assert "net.0.weight" not in {reading.site.name for reading in logger.readings}
     assert list(images(tmp_path)) == ["kernels/net.2"]
-    assert "KernelLogger leaves out net.0: a parametrization computes their weights." in caplog.text
+    assert "KernelLogger leaves out net.0: their weights are pruned or parametrized." in caplog.text
 
 
 def test_nothing_is_shown_of_computed_kernels_alone(tmp_path):

@@ -204,23 +204,14 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by the names under which they are shown; a pruned weight has the name of the weight in use."""
-    return {name: parameter for name, parameter, _ in _parameters_of(model)}
+    """The parameters by the names under which they are shown."""
+    return {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The values of the weights as modules use them; without those that a parametrization computes."""
+    """The values of the parameters."""
     return {
-        name: parameter.detach() if mask is None else parameter.detach() * mask
-        for name, parameter, mask in _parameters_of(model)
+        name: parameter.detach()
+        for name, parameter in parameters_of(model).items()
         if not torch.nn.parameter.is_lazy(parameter)
     }
-
-
-def _parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Tensor | None]]:
-    for name, parameter in model.named_parameters():
-        owner, _, last = name.rpartition(".")
-        in_use = last.removesuffix("_orig")
-        mask = getattr(model.get_submodule(owner), f"{in_use}_mask", None) if in_use != last else None
-        shown = f"{owner}.{last if mask is None else in_use}".removeprefix(".")
-        yield shown.replace("_orig_mod.", ""), parameter, mask

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from hookboard.model.parameters import are_unchanged, parametrized, weights_of
+from hookboard.model.parameters import are_unchanged, weights_of
 
 pytestmark = pytest.mark.unit
 
@@ -62,23 +62,3 @@ def test_other_weights_are_noticed(change):
     assert are_unchanged(weights, found)
     change(found)
     assert not are_unchanged(weights, found)
-
-
-def test_pruned_weights_are_still_the_same_after_a_step():
-    found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
-    weights = weights_of(found)
-    with torch.no_grad():
-        found["head"].weight_orig.add_(1)
-    assert are_unchanged(weights, found)
-
-
-def test_weights_are_asked_anew_when_a_mask_is_taken_away():
-    found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
-    weights = weights_of(found)
-    prune.remove(found["head"], "weight")
-    assert not are_unchanged(weights, found)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_a_torchscript_module_has_no_computed_weights():
-    assert parametrized(torch.jit.script(nn.Sequential(nn.Linear(2, 2)))) == []

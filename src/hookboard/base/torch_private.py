@@ -141,10 +141,6 @@ parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.
 """Returns the dict in which the module keeps its own parameters by name."""
 
 
-modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
-"""Returns the dict in which the module keeps its direct children by name."""
-
-
 def modules_in(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """Return `dict(root.named_modules())`, past a `named_modules` of the root's class."""
     return dict(nn.Module.named_modules(root, prefix=prefix))

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.health.look import MEASURED_VALUES_MAX, Stepped, every_unit
 from hookboard.measure.table import Table
-from hookboard.model.parameters import Weight
 from hookboard.model.sites import Site
 from hookboard.tracing.adapters import Adapter
 
@@ -27,7 +26,7 @@ class AdaptedWeights:
         """The names of the factors whose products are measured."""
         return frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
 
-    def keep(self, adapters: Sequence[Adapter], weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
+    def keep(self, adapters: Sequence[Adapter], weights: Mapping[str, Tensor], stepped: dict[str, Stepped]) -> None:
         """Compute the products before an optimizer steps; only the first call in a step has an effect.
 
         Args:
@@ -41,19 +40,19 @@ class AdaptedWeights:
             names = [one.weight.name, one.down.name, one.up.name]
             # A weight that is quantized or sharded has other numbers than its own, and is no plain parameter.
             how = next((stepped[name] for name in reversed(names) if name in stepped), None)
-            if how is not None and all(name in weights and weights[name].is_plain for name in names):
+            if how is not None and all(type(weights.get(name)) is nn.Parameter for name in names):
                 self._adapters.append(one)
                 stepped[one.weight.name] = how
         self._before = self._products(weights)
 
-    def measure(self, table: Table, weights: Mapping[str, Weight]) -> None:
+    def measure(self, table: Table, weights: Mapping[str, Tensor]) -> None:
         """Measure the frozen weights and their updates after the optimizers have stepped."""
         for name, after in self._products(weights).items():
-            whole = weights[name].parameter.detach()[:: _every(weights[name])]
+            whole = weights[name].detach()[:: _every(weights[name])]
             update = Site(name, "parameter_update"), after, self._before[name]
             table.observe_all([(Site(name, "parameter_before"), whole, None), update])
 
-    def _products(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
+    def _products(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sum of what all adapters add to a frozen weight, by its name."""
         found: dict[str, Tensor] = {}
         for one in self._adapters:
@@ -63,6 +62,6 @@ class AdaptedWeights:
         return found
 
 
-def _every(weight: Weight) -> int:
+def _every(weight: Tensor) -> int:
     """Return k such that every k-th unit of a weight is measured."""
-    return every_unit(weight.parameter.shape) if weight.parameter.numel() > MEASURED_VALUES_MAX else 1
+    return every_unit(weight.shape) if weight.numel() > MEASURED_VALUES_MAX else 1

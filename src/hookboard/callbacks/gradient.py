@@ -26,8 +26,7 @@ class GradientLogger(SiteLogger[MeasurementState]):
     `grad_output` is the gradient with respect to the module's output. `grad_input` is the gradient that the module
     passes back to its inputs; if an input is also used elsewhere (a residual branch), it is only this module's part of
     the input's gradient. `parameter_grad` is the gradient of each of its parameters when the optimizer steps:
-    accumulated, unscaled, not yet clipped by Lightning. For a pruned weight it is the gradient of `weight_orig`, under
-    the name `weight`.
+    accumulated, unscaled, not yet clipped by Lightning.
 
     Tags are `gradient_<statistic>/<module>`, `input_gradient_<statistic>/<module>` and
     `parameter_gradient_<statistic>/<parameter>`; `gradients/`, `input_gradients/` and `parameter_gradients/` for

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
@@ -38,7 +39,7 @@ from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.parameters import Weight, stepped_by
+from hookboard.model.parameters import stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing.black_box import BlackBox
@@ -399,7 +400,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _find_layers(self, state: HealthState) -> None:
         """Set the layers of a stage to those that the model has now."""
         weights = self._weights(state.selection.owners)
-        has_shape = {name: weight for name, weight in weights.items() if not weight.is_lazy}
+        has_shape = {name: weight for name, weight in weights.items() if not is_lazy(weight)}
         state.has_lazy = len(has_shape) < len(weights)
         state.layers.clear()  # the table reads this very dict
         state.layers.update(layers_of({**state.selection.modules, **state.selection.owners}, has_shape))
@@ -526,7 +527,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         for each in loop.optimizers:
             for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
                 state.held_back[name] = held_back
-                if id(each) in state.stepping and state.weights[name].parameter.requires_grad:
+                if id(each) in state.stepping and state.weights[name].requires_grad:
                     state.stepped[name] = stepped
         if state.live is not None and state.live.adapters:
             state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
@@ -601,7 +602,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             held_back=dict(state.held_back),
         )
         stepped, state.stepped = state.stepped, {}
-        frozen = {name for name, w in state.weights.items() if not w.parameter.requires_grad}
+        frozen = {name for name, w in state.weights.items() if not w.requires_grad}
         is_scaled = state.loss_scale is not None
         sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))
 
@@ -694,9 +695,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             write_report(state.loggers, state.files, self._run)
 
 
-def values_of_a_weight(weights: Mapping[str, Weight]) -> Tensor | None:
+def values_of_a_weight(weights: Mapping[str, nn.Parameter]) -> Tensor | None:
     """Return a copy of the first values of the first trainable weight that is a plain tensor; None if none is."""
-    plain = (p for p in (weight.parameter for weight in weights.values()) if p.requires_grad and is_plain(p))
+    plain = (weight for weight in weights.values() if weight.requires_grad and is_plain(weight))
     first = next(plain, None)
     return None if first is None else first.detach().flatten()[:VALUES_COMPARED].clone()
 
@@ -707,7 +708,7 @@ def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | 
     return torch.cat(there) if there else None
 
 
-def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, tuple[Stepped, HeldBack]]:
+def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str, tuple[Stepped, HeldBack]]:
     """Read the settings of an optimizer for each watched weight that it holds, by name.
 
     Args:
@@ -723,4 +724,4 @@ def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]) ->
         is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
         both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
         of.update(dict.fromkeys(map(id, group["params"]), both))
-    return {name: of[id(w.parameter)] for name, w in weights.items() if id(w.parameter) in of}
+    return {name: of[id(weight)] for name, weight in weights.items() if id(weight) in of}

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from hookboard.base.messages import inform, listed
 from hookboard.base.ranks import whole
+from hookboard.base.torch_private import parameters_of
 from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images.feature_maps import CONVOLUTIONS
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.picture import Picture
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection
-from hookboard.model.parameters import parametrized, weight_in_use
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 
 
@@ -20,8 +20,8 @@ class KernelLogger(PictureLogger):
     """Logs pictures of convolution kernels, and of how they have changed since the fit started.
 
     Kernels with three input channels are drawn in colour, as red, green and blue. For others each row is a kernel and
-    each column one of its input channels. Grey is 0. The weight in use is drawn: `weight_orig * weight_mask` of a
-    pruned convolution. One whose weight a parametrization computes is left out. Tags are `kernels/<module>`.
+    each column one of its input channels. Grey is 0. Pruned and parametrized convolutions are left out. Tags are
+    `kernels/<module>`.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
@@ -75,20 +75,24 @@ class KernelLogger(PictureLogger):
                 f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
                 "convolutions can be shown."
             )
-        computed = [name for name, module in found.items() if "weight" in parametrized(module)]
+        computed = [name for name, module in found.items() if "weight" not in parameters_of(module)]
         if computed:
-            inform(f"{self._name} leaves out {listed(computed)}: a parametrization computes their weights.")
+            inform(f"{self._name} leaves out {listed(computed)}: their weights are pruned or parametrized.")
         return Selection({name: module for name, module in found.items() if name not in computed})
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
         """Keep a copy of the kernels that the fit starts with."""
-        for module in state.selection.modules.values():
-            state.start[module] = self._part(weight_in_use(module))
+        for module, weight in self._weights(state).values():
+            state.start[module] = self._part(weight)
+
+    def _weights(self, state: PictureState) -> dict[str, tuple[nn.Module, Tensor]]:
+        """Return each module with its weight, by name; without those that were pruned since the fit began."""
+        own = {name: (module, parameters_of(module).get("weight")) for name, module in state.selection.modules.items()}
+        return {name: (module, weight.detach()) for name, (module, weight) in own.items() if weight is not None}
 
     def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
         pictures = {}
-        for name, module in state.selection.modules.items():
-            weight = weight_in_use(module)
+        for name, (module, weight) in self._weights(state).items():
             now = self._part(weight)
             start = state.start.setdefault(module, now)  # a module that was added during the fit starts here
             pictures[self._tag(name)] = kernel_picture(now, start, name, weight.shape, size=self.size)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops.stage_state import Selection
@@ -104,18 +105,18 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
         model: the whole model.
         modules: the watched modules by name.
     """
-    owned: dict[int, dict[str, tuple[int, ...]]] = {}
-    frozen: dict[int, list[str]] = {}
+    owned: dict[str, dict[str, tuple[int, ...]]] = {}
+    frozen: dict[str, list[str]] = {}
     for name, weight in weights_of(modules).items():
-        shape = None if weight.is_lazy else shape_of(weight.parameter)  # what is lazy or nested has none
+        shape = None if is_lazy(weight) else shape_of(weight)  # what is lazy or nested has none
         if shape is not None:
-            owned.setdefault(id(weight.module), {})[name] = shape
-            if not weight.parameter.requires_grad:
-                frozen.setdefault(id(weight.module), []).append(name)
+            owner = name.rpartition(".")[0]
+            owned.setdefault(owner, {})[name] = shape
+            if not weight.requires_grad:
+                frozen.setdefault(owner, []).append(name)
     facts = {}
     for name in dict.fromkeys([*(name for name in ("", *dict(named_submodules(model))) if name in modules), *modules]):
-        types, number = _types_of(modules[name]), id(modules[name])
-        facts[name] = LayerFacts(name, types, None, owned.get(number, {}), tuple(frozen.get(number, ())))
+        facts[name] = LayerFacts(name, _types_of(modules[name]), None, owned.get(name, {}), tuple(frozen.get(name, ())))
     return facts
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import MOST_COPIED_BYTES, WeightsBefore
@@ -10,7 +12,7 @@ from hookboard.loops.stage_state import StageState
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
-from hookboard.model.parameters import Weight, why_silent
+from hookboard.model.parameters import why_silent
 from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role
 
 
@@ -34,7 +36,7 @@ class MeasurementState(StageState):
     taps: Taps = field(init=False)
     attention: AttentionWatch | None = None
     roles: Sequence[Role] = ()
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, nn.Parameter] = field(default_factory=dict)
     before: WeightsBefore = field(default_factory=WeightsBefore)
     has_logged: bool = False
     loss_scale: LossScale | None = None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.checks import check_steps, check_switches, chosen, wrong
@@ -23,7 +24,7 @@ from hookboard.measure.statistics import Plan, Statistic, as_list, plan
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.layers import DefinedDims, layers_of
-from hookboard.model.parameters import Weight, are_unchanged, weights_of
+from hookboard.model.parameters import are_unchanged, weights_of
 from hookboard.model.selection import check_selection, named_submodules
 from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Stage
 from hookboard.writers.entry import Entry
@@ -104,7 +105,7 @@ class SiteLogger(HookboardCallback[V]):
         """Return the part of a weight, or of its gradient, that is measured; a subclass may override this."""
         return weight
 
-    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
+    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
         """Return the weights of these modules that are measured, by dotted name; a subclass may override this."""
         return weights_of(owners)
 
@@ -138,7 +139,7 @@ class SiteLogger(HookboardCallback[V]):
         resolved, channels = self._plan(), None
         if resolved.needs("channels"):
             modules = {"": loop.model, **dict(named_submodules(loop.model))}
-            weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
+            weights = {name: weight for name, weight in weights_of(modules).items() if not is_lazy(weight)}
             channels = DefinedDims(layers_of(modules, weights))
         stage, has_histogram = state.stage, self.histogram
         return Table(resolved, loop.device, stage=stage, histogram=has_histogram, channels=channels, ranks=self._ranks)
@@ -216,7 +217,7 @@ class SiteLogger(HookboardCallback[V]):
         if not owners or are_unchanged(state.weights, owners):
             return
         before, state.weights = state.weights, self._weights(owners)
-        if not all(weight.is_same(before.get(name)) for name, weight in state.weights.items()):
+        if not all(weight is before.get(name) for name, weight in state.weights.items()):
             state.news.facts = None
             self._say_changed()
 

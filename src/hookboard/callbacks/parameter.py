@@ -32,8 +32,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     same after the step as before. All three need a copy of the parameter during the logged step: of parameters beyond
     512 MiB on one rank they are not measured, but named.
 
-    For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
-    name `weight`. Of a weight that a parametrization computes (spectral norm) the originals are logged. Tags are
+    Of a weight that is pruned (`torch.nn.utils.prune`) or parametrized (spectral norm) the originals are logged, as
+    `weight_orig`. Tags are
     `parameter_<statistic>/<parameter>`, and `parameters/<parameter>` for histograms. If a module or parameter is
     replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 

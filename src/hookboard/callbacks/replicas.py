@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import is_left_to_ranks
 from hookboard.callbacks.weights import Part
 from hookboard.health.look import Apart
 from hookboard.measure.memory import is_plain
-from hookboard.model.parameters import Weight
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
 """Bytes of a number to the type that its bits are read as, so short that float64, in which ranks exchange the sum of up
@@ -33,7 +32,7 @@ class Compared(NamedTuple):
     layout: str
 
 
-def checksums(weights: Mapping[str, Weight], part: Part, *, is_gradient: bool) -> dict[Compared, Tensor]:
+def checksums(weights: Mapping[str, nn.Parameter], part: Part, *, is_gradient: bool) -> dict[Compared, Tensor]:
     """Return a checksum and the RMS of these weights, or of their gradients; shape (2,), float64, on their device.
 
     Args:
@@ -43,9 +42,8 @@ def checksums(weights: Mapping[str, Weight], part: Part, *, is_gradient: bool) -
     """
     found: dict[Compared, Tensor] = {}
     for name, weight in weights.items():
-        parameter = weight.parameter
-        tensor = weight.grad if is_gradient else parameter
-        if tensor is None or not is_plain(tensor) or is_left_to_ranks(parameter):
+        tensor = weight.grad if is_gradient else weight
+        if tensor is None or not is_plain(tensor) or is_left_to_ranks(weight):
             continue
         if tensor.is_floating_point() and tensor.element_size() in _WORDS and tensor.numel():
             values = part(tensor.detach())

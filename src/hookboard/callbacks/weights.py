@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Callable, Collection, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hookboard.base.torch_private import copied_together
 from hookboard.measure.memory import is_plain
 from hookboard.measure.table import Table
-from hookboard.model.parameters import Weight, stepped_by
+from hookboard.model.parameters import stepped_by
 from hookboard.model.sites import Role, Site
 
 Part = Callable[[Tensor], Tensor]
@@ -25,7 +25,7 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
 
-def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
     """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
 
     Args:
@@ -54,14 +54,14 @@ class WeightsBefore:
         self._bytes = 0
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part) -> None:
+    def keep(self, table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
         """Add copies of the weights that this optimizer is about to update to `copies`; of each weight only `part`."""
         elsewhere: dict[str, Tensor] = {}
         for name, weight in stepped_by(optimizer, weights).items():
             # If optimizers step several times in one batch, the first step counts.
             if name in self.copies:
                 continue
-            now = part(weight.in_use)
+            now = part(weight.detach())
             # The same on every rank, so that all skip the same weights.
             size = now.numel() * now.element_size() // (now.device_mesh.size() if isinstance(now, DTensor) else 1)
             if self._bytes + size > MOST_COPIED_BYTES:
@@ -85,7 +85,7 @@ class WeightsBefore:
 
 
 def measure_weights(
-    table: Table, weights: Mapping[str, Weight], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
+    table: Table, weights: Mapping[str, nn.Parameter], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
 ) -> None:
     """Measure the weights after the steps of all optimizers, and their updates.
 
@@ -102,7 +102,7 @@ def measure_weights(
         return
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        after = part(weight.in_use)
+        after = part(weight.detach())
         if "parameter" in roles:
             given.append((_site(name, "parameter"), after, None))
         if name in before:

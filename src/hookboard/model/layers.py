@@ -12,7 +12,6 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import children_of, parameters_in
 from hookboard.model.layouts import shape_of
-from hookboard.model.parameters import Weight, parametrized
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
 Activation = Literal["rectifier", "bounded", "smooth"]
@@ -82,7 +81,7 @@ class Layer:
         trainable: the weights with a parameter that requires gradients.
         shapes: the shape of each weight, by dotted name.
         has_modes: whether it may do something else in evaluation than in training.
-        is_computed: whether a parametrization computes one of its weights, which is in none of the above.
+        is_computed: whether a parametrization or pruning computes what it uses from its weights.
     """
 
     name: str
@@ -149,7 +148,7 @@ def _kind_by_name(module: nn.Module) -> Kind:
     return "rectifier" if RECTIFIER_NAME.search(name) else "other"
 
 
-def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
+def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Parameter]) -> dict[str, Layer]:
     """Return a `Layer` for each module, by name.
 
     Args:
@@ -159,15 +158,16 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
     >>> layers_of({"head": nn.Linear(2, 1)}, {})["head"].kind
     'linear'
     """
-    owned: dict[int, list[str]] = {}
-    for name, weight in weights.items():
-        owned.setdefault(id(weight.module), []).append(name)
+    owned: dict[str, list[str]] = {}
+    for name in weights:
+        owned.setdefault(name.rpartition(".")[0], []).append(name)
     layers = {}
     for name, module in modules.items():
-        names = tuple(owned.get(id(module), ()))
-        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameter)) is not None}
-        trainable = frozenset(one for one in names if weights[one].parameter.requires_grad)
-        traits = kind_of(module), names, trainable, shapes, _has_modes(module), bool(parametrized(module))
+        names = tuple(owned.get(name, ()))
+        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight])) is not None}
+        trainable = frozenset(one for one in names if weights[one].requires_grad)
+        is_computed = "parametrizations" in children_of(module) or any(one.endswith("_orig") for one in names)
+        traits = kind_of(module), names, trainable, shapes, _has_modes(module), is_computed
         layers[name] = Layer(name, type(module).__name__, *traits)
     return layers
 

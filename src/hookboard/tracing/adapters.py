@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
-from hookboard.model.parameters import Weight
 from hookboard.tracing.calls import RESHAPES, Value
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import TracedStep
@@ -48,14 +47,14 @@ class Adapter(NamedTuple):
     scale: float
     biases: tuple[str, ...] = ()
 
-    def product(self, weights: Mapping[str, Weight], every: int = 1) -> Tensor:
+    def product(self, weights: Mapping[str, Tensor], every: int = 1) -> Tensor:
         """Return what it adds to every k-th unit of the frozen weight, in float32 or finer, with that weight's layout.
 
         Args:
             weights: the three weights by name.
             every: k.
         """
-        up, down = (one.of(weights[one.name].parameter.detach()) for one in (self.up, self.down))
+        up, down = (one.of(weights[one.name].detach()) for one in (self.up, self.down))
         up, down = (up, down[:, ::every]) if self.weight.is_flipped else (up[::every], down)
         dtype = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
         return self.weight.of(self.scale * (up.to(dtype) @ down.to(dtype)))

@@ -77,10 +77,12 @@ def is_finite(run: Run, layer: Layer) -> bool:
 
 
 def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Return which of units 0, every, 2 * every ... have only zeros as weights, as after pruning; None if not measured.
+    """Return which of units 0, every, 2 * every ... have only zeros as weights; None if not measured.
 
-    For a norm, the weights of the layer before it are taken.
+    For a norm, the weights of the layer before it are taken. Of a pruned layer it is unknown, so any unit may.
     """
+    if any(name.endswith("_orig") for name in layer.weights):
+        return np.ones(len(range(0, width, every)), dtype=bool)
     rows = weight_of(run, layer, width, every)
     if rows is None and layer.kind == "norm":
         before = source_of(run, layer, width)
