@@ -200,10 +200,10 @@ def test_a_single_module_is_captured_under_no_name():
 # What cannot be had is said.
 
 
-def test_a_name_that_is_not_there_is_answered_with_the_closest():
+def test_a_name_that_is_not_there_is_an_error():
     with capture(mlp()) as seen:
         pass
-    with pytest.raises(KeyError, match="unknown module 'frist'; did you mean 'first'"):
+    with pytest.raises(KeyError, match="frist"):
         seen["frist"]
 
 

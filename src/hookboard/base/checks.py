@@ -14,6 +14,7 @@ from hookboard.base.messages import quoted, unknown
 
 Name = TypeVar("Name", bound=str)
 T = TypeVar("T")
+Valid = Callable[[Any], bool]
 
 
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
@@ -28,7 +29,7 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
     return ValueError(f"{option}={quoted(given)}: pass {valid}{end}.")
 
 
-def check(option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None) -> None:
+def check(option: str, given: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check an argument; if `otherwise` is given (see `wrong`), None is valid too."""
     is_left_out = given is None and otherwise is not None
     if not is_left_out and not is_valid(given):
@@ -53,11 +54,7 @@ def check_steps(every_n_steps: Any, otherwise: str) -> None:
 
 
 def check_number(
-    option: str,
-    given: Any,
-    valid: str = "a number",
-    is_valid: Callable[[float], bool] = lambda number: True,
-    otherwise: str | None = None,
+    option: str, given: Any, valid: str = "a number", is_valid: Valid = lambda one: True, otherwise: str | None = None
 ) -> None:
     """Check that an argument is a valid number, or None if `otherwise` is given; `is_valid` is called with NaN too."""
     check(option, given, lambda one: is_number(one) and is_valid(one), valid, otherwise)
@@ -121,20 +118,16 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
         raise ValueError(f"{option}={quoted(given)}: {twice!r} is the name of two {option}; rename one.")
 
 
-def check_list(
-    option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
-) -> None:
+def check_list(option: str, given: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check a list, or another sequence, with at least one element, each of which is valid."""
     check(option, given, lambda one: is_list(one) and len(one) > 0 and all(map(is_valid, one)), valid, otherwise)
 
 
 def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
     """Check the mean and standard deviation that pictures were normalized with, one number per channel."""
-    if mean is not None:
-        check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
-    if std is not None:
-        valid = "a list with a number above 0 for each channel"
-        check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
+    check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
+    valid = "a list with a number above 0 for each channel"
+    check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
     if len(mean or ()) != len(std or ()):
         raise ValueError(f"mean={mean!r}, std={std!r}: pass both with the same length, or neither.")
 

@@ -127,17 +127,6 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {quoted(given)}{hint}{said}")
 
 
-class Named(dict[str, T]):
-    """Values by name. A name that it does not have is an error with the closest ones."""
-
-    def __init__(self, kind: str, values: Iterable[tuple[str, T]]) -> None:
-        super().__init__(values)
-        self._kind = kind
-
-    def __missing__(self, name: str) -> T:
-        raise KeyError(str(unknown(self._kind, name, self)))
-
-
 def quoted(given: object) -> str:
     """Return the `repr` of what a user has given, in one line of limited length.
 

@@ -143,28 +143,18 @@ class Ranks:
                 dist.destroy_process_group(group)
 
 
-def connected(device: torch.device) -> tuple[Ranks | None, str]:
-    """Connect the ranks. Every rank must call this.
+def connected() -> tuple[Ranks | None, str]:
+    """Connect the ranks, and return them and ""; None and the reason if that fails. Every rank must call this.
 
-    Returns them and ""; if not every rank could be connected, None and the reason, the same on every rank.
+    If it fails on some ranks alone, the first exchange of the others raises a `RanksLostError`.
     """
-    ranks, fault = None, ""
     try:
-        ranks = Ranks()
-    except Exception as error:  # told to all in `gathered`, which every rank must reach
-        fault = f"{type(error).__name__}: {error}"
-    try:
-        faults = [f"rank {rank}: {fault}" for rank, fault in enumerate(gathered(fault, device)) if fault]
-    except Exception as error:  # a rank has ended, or the default group fails
-        faults = [f"{type(error).__name__}: {error}"]
-    if not faults:
-        return ranks, ""
-    if ranks is not None:
-        ranks.close()
-    return None, (
-        "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
-        f"interface that they share, or pass sync_dist=False ({faults[0]})"
-    )
+        return Ranks(), ""
+    except Exception as error:
+        return None, (
+            "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
+            f"interface that they share, or pass sync_dist=False ({type(error).__name__}: {error})"
+        )
 
 
 def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:

@@ -146,19 +146,9 @@ def modules_in(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     return dict(nn.Module.named_modules(root, prefix=prefix))
 
 
-def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return `dict(module.named_children())`, past a `named_children` of the module's class."""
-    return dict(nn.Module.named_children(module))
-
-
 def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
     """Return `dict(root.named_parameters())`, past a `named_parameters` of the root's class."""
     return dict(nn.Module.named_parameters(root, recurse=recurse, remove_duplicate=remove_duplicate))
-
-
-def buffers_in(root: nn.Module) -> dict[str, Tensor]:
-    """Return `dict(root.named_buffers())`, past a `named_buffers` of the root's class."""
-    return dict(nn.Module.named_buffers(root))
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from hookboard.base.checks import check_list, check_name, is_finite, wrong
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.ranks import whole
-from hookboard.base.torch_private import children_of
 from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
@@ -204,5 +203,6 @@ class _ShownTensors:
 
 def _is_worth_showing(module: nn.Module) -> bool:
     """Return True for a convolution, or for a transformer block: the parent of an attention, and none itself."""
-    of, *inside = ("attention" in type(one).__name__.lower() for one in (module, *children_of(module).values()))
+    parts = [module, *(child for _, child in nn.Module.named_children(module))]
+    of, *inside = ("attention" in type(one).__name__.lower() for one in parts)
     return isinstance(module, CONVOLUTIONS) or (not of and any(inside))

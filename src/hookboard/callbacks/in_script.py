@@ -26,7 +26,7 @@ from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health.rule import rules_of
 from hookboard.loops.bare import BareLoop
-from hookboard.loops.hugging_face import for_transformers
+from hookboard.loops.hugging_face import give_to_lightning, give_to_transformers
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.tracing.audit import Findings
 from hookboard.tracing.built_in import RULES
@@ -58,16 +58,12 @@ _found: dict[object, Sequence[Any]] = {}
 
 def before_fit(trainer: Any) -> None:
     """Give a Lightning Trainer a `HealthMonitor`, unless it has one."""
-    if not _has(trainer.callbacks, HealthMonitor):
-        trainer.callbacks.insert(0, _new_monitor())  # Lightning has those that save checkpoints last
+    _give(give_to_lightning, trainer)
 
 
 def before_train(trainer: Any) -> None:
     """Give a Trainer of Hugging Face a `HealthMonitor`, unless it has callbacks of hookboard."""
-    from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
-
-    if not _has(trainer.callback_handler.callbacks, TransformersCallback):
-        trainer.add_callback(for_transformers(_new_monitor()))
+    _give(give_to_transformers, trainer)
 
 
 def before_optimizer(optimizer: Optimizer) -> None:
@@ -75,13 +71,10 @@ def before_optimizer(optimizer: Optimizer) -> None:
     _reader.wait(optimizer)
 
 
-def _has(callbacks: Sequence[Any], kind: type) -> bool:
-    """Read no step of a Trainer's loop; return True if it has such a callback. Say so if it is about to get one."""
+def _give(giving: Callable[..., bool], trainer: Any) -> None:
     _reader.give_up()
-    has = any(isinstance(one, kind) for one in callbacks)
-    if not has:
+    if giving(trainer, HealthMonitor, _new_monitor):
         inform("`hookboard run` added a HealthMonitor() to this Trainer.")
-    return has
 
 
 def _asked() -> list[str]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
 from hookboard.base.eager import run_eagerly
-from hookboard.base.messages import Named
 from hookboard.base.prompts import ShownText, text_table
-from hookboard.base.torch_private import children_of, in_backward, version_of
+from hookboard.base.torch_private import in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images.feature_maps import dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.images.picture import Picture
@@ -118,7 +117,7 @@ def capture(
 
 
 def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:
-    is_alone = modules is None and types is None and not children_of(model)
+    is_alone = modules is None and types is None and not [*nn.Module.named_children(model)]
     return {"": model} if is_alone else select(model, modules, types)
 
 
@@ -315,7 +314,7 @@ class Captured(Mapping[str, CapturedModule]):
         found = (
             CapturedModule(n, type(module).__name__, tuple(roles), self._why, module) for n, module in modules.items()
         )
-        self._found = Named("module", ((one.name, one) for one in found))
+        self._found = {one.name: one for one in found}
 
     @contextmanager
     def attached(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from hookboard.base.checks import check, check_switches, check_whole, several
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
-from hookboard.base.torch_private import children_of, parameters_in, unseen
+from hookboard.base.torch_private import parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import scaler_of_fabric
@@ -247,7 +247,7 @@ def _save(logger: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
-    children = children_of(model)
+    children = dict(nn.Module.named_children(model))
     if "_orig_mod" in children:
         return unwrapped(children["_orig_mod"])
     if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):

@@ -410,7 +410,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         if not self._takes_part(loop):
             return
         if self._merges(loop):
-            self._ranks, why_not = connected(loop.device)
+            self._ranks, why_not = connected()
             if why_not:
                 rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
                 return

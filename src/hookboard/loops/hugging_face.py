@@ -1,6 +1,6 @@
-"""`for_transformers`: callbacks of hookboard in Hugging Face's Trainer."""
+"""`for_transformers`: callbacks of hookboard in Hugging Face's Trainer; and what `hookboard run` gives to Trainers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
@@ -36,3 +36,21 @@ def for_transformers(
     from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
 
     return TransformersCallback(callbacks_in(callbacks), None if loggers is None else loggers_in(loggers))
+
+
+def give_to_lightning(trainer: Any, kind: type, make: Callable[[], HookboardCallback[Any]]) -> bool:
+    """Add a callback to a Trainer of Lightning, unless it has one of this kind; return whether it was added."""
+    if any(isinstance(one, kind) for one in trainer.callbacks):
+        return False
+    trainer.callbacks.insert(0, make())  # Lightning has those that save checkpoints last
+    return True
+
+
+def give_to_transformers(trainer: Any, kind: type, make: Callable[[], HookboardCallback[Any]]) -> bool:
+    """Add a callback to a Trainer of Hugging Face, unless hookboard has one there; return whether it was added."""
+    from hookboard.loops.transformers_callback import TransformersCallback
+
+    if any(isinstance(one, TransformersCallback) for one in trainer.callback_handler.callbacks):
+        return False
+    trainer.add_callback(for_transformers(make()))
+    return True

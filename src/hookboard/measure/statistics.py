@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
-from hookboard.base.messages import Named, unknown
+from hookboard.base.messages import unknown
 from hookboard.measure.derived import DERIVED, AxisScale, Formula, MergedSite
 from hookboard.measure.row import Moments, elements_in
 
@@ -69,7 +69,7 @@ class StatisticTable(NamedTuple):
     def at(self, row: int) -> dict[str, float]:
         """Return the statistics of one site by name; those that it does not have are left out."""
         found = zip(self.names, self.values[row].tolist(), self.is_there[row].tolist(), strict=True)
-        return Named("statistic", ((name, value) for name, value, is_there in found if is_there))
+        return {name: value for name, value, is_there in found if is_there}
 
     def where(self, is_kept: np.ndarray) -> "StatisticTable":
         """Return the statistics of some of the sites: those where `is_kept`, shape (sites,), is true."""

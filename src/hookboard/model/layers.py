@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.base.torch_private import children_of, parameters_in
+from hookboard.base.torch_private import parameters_in
 from hookboard.model.layouts import shape_of
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
@@ -124,22 +124,24 @@ def kind_of(module: nn.Module) -> Kind:
     >>> kind_of(nn.ReLU()), kind_of(nn.Sequential(nn.ReLU()))
     ('rectifier', 'other')
     """
-    kind = next((kind for kind, types in _KINDS.items() if isinstance(module, types)), None) or _kind_by_name(module)
-    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in children_of(module).values()):
+    children = [child for _, child in nn.Module.named_children(module)]
+    kind = next((kind for kind, types in _KINDS.items() if isinstance(module, types)), None)
+    kind = kind or _kind_by_name(module, children)
+    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in children):
         return "activated_norm"
     return kind
 
 
-def _kind_by_name(module: nn.Module) -> Kind:
+def _kind_by_name(module: nn.Module, children: Sequence[nn.Module]) -> Kind:
     name = type(module).__name__
-    if any(map(parameters_in, children_of(module).values())):
+    if any(map(parameters_in, children)):
         return "other"  # a block
     if NORM_NAME.search(name):
         # At most one dimension of a gain or a bias is not 1.
         shapes = [shape_of(p) or () for p in parameters_in(module).values() if not is_lazy(p)]
         are_vectors = all(math.prod(shape) == max(shape, default=1) for shape in shapes)
         return "norm" if are_vectors else "other"
-    if parameters_in(module) or children_of(module):
+    if parameters_in(module) or children:
         return "other"
     if name in RANGES:
         return "bounded"
@@ -166,7 +168,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Paramet
         names = tuple(owned.get(name, ()))
         shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight])) is not None}
         trainable = frozenset(one for one in names if weights[one].requires_grad)
-        is_computed = "parametrizations" in children_of(module) or any(one.endswith("_orig") for one in names)
+        is_computed = hasattr(module, "parametrizations") or any(one.endswith("_orig") for one in names)
         traits = kind_of(module), names, trainable, shapes, _has_modes(module), is_computed
         layers[name] = Layer(name, type(module).__name__, *traits)
     return layers

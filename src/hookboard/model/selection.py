@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from hookboard.base.checks import several
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.messages import closest, listed
-from hookboard.base.torch_private import children_of, modules_in, parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
 Patterns = str | Sequence[str]
@@ -179,7 +179,7 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
     lists = (nn.ParameterList, nn.ParameterDict)
     has_children = any(
         name != PARAMETRIZATIONS and not isinstance(child, lists) and not is_read_by_parent(name, {"": module})
-        for name, child in children_of(module).items()
+        for name, child in nn.Module.named_children(module)
     )
     return not has_children and not inside_parametrization and not isinstance(module, Metric)
 

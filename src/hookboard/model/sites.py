@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, cast, get_args
 
 AttentionRole = Literal["attention_logit", "attention_entropy"]
 PartRole = Literal[AttentionRole, "expert_tokens"]
@@ -139,7 +139,7 @@ def read_scalar_tag(tag: str) -> Tag | None:
     >>> read_scalar_tag("train/loss")
     """
     found = _SCALAR.fullmatch(tag)
-    return found and Tag(_stage(found[1]), found[2], found[3], found[4])
+    return found and Tag(cast(Stage, found[1] or "train"), found[2], found[3], found[4])
 
 
 def read_histogram_tag(tag: str) -> Tag | None:
@@ -149,7 +149,7 @@ def read_histogram_tag(tag: str) -> Tag | None:
     Tag(stage='train', kind='gradient', statistic='', path='head')
     """
     found = _HISTOGRAM.fullmatch(tag)
-    return found and Tag(_stage(found[1]), _PLURALS[found[2]], "", found[3])
+    return found and Tag(cast(Stage, found[1] or "train"), _PLURALS[found[2]], "", found[3])
 
 
 _STAGES = "|".join(get_args(Stage))
@@ -158,8 +158,3 @@ _PLURALS = {_plural(traits.kind): traits.kind for traits in ROLES.values() if tr
 _KINDS = "|".join(sorted(_PLURALS.values(), key=len, reverse=True))
 _SCALAR = re.compile(rf"(?:({_STAGES})_)?({_KINDS})_([^/]+)/(.*)", re.DOTALL)
 _HISTOGRAM = re.compile(rf"(?:({_STAGES})_)?({'|'.join(_PLURALS)})/(.*)", re.DOTALL)
-
-
-def _stage(read: Any) -> Stage:
-    stage: Stage = read or "train"
-    return stage

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.torch_private import children_of, modules_in, parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.rules.routing import uneven
 from hookboard.health.run import Router
@@ -162,7 +162,7 @@ def _alike_in(name: str, module: nn.Module, count: int) -> Iterator[Experts]:
         for own, one in parameters_in(part, recurse=False).items():
             if len(one.shape) > 2 and one.shape[0] == count:
                 yield f"{path}.{own}" if path else own
-        children = children_of(part)
+        children = dict(nn.Module.named_children(part))
         kinds = {type(one) for one in children.values()}
         if len(children) == count and len(kinds) == 1 and parameters_in(part):
             yield tuple(f"{path}.{child}" if path else child for child in children)

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from hookboard.base.torch_private import (
-    buffers_in,
     calls_of_modules,
     can_be_read,
     computing_plainly,
@@ -142,7 +141,7 @@ class StepTrace(TorchFunctionMode):
         self._first_number = 0
         """The sequence number of the first node that the step makes."""
         self._modules = {id(module): name for name, module in modules_in(model).items()}
-        self._buffers = {id(buffer) for buffer in buffers_in(model).values()}
+        self._buffers = {id(buffer) for _, buffer in nn.Module.named_buffers(model)}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
         self._entered: set[Value] = set()
