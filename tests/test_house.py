@@ -49,21 +49,21 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2078,
-    "loops": 791,
+    "callbacks": 2069,
+    "loops": 749,
     "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
     "comparing": 861,
-    "capturing": 687,
+    "capturing": 667,
     "tracing": 4639,
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
     "measure": 2290,
     "images": 606,
-    "model": 646,
-    "base": 702,
+    "model": 585,
+    "base": 651,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

@@ -318,10 +318,7 @@ def _stack(old: Sequence[Any], new: Sequence[Any]) -> None:
 
 
 def unseen(run: Callable[P, T]) -> Callable[P, T]:
-    """Make a function call neither the modes nor the torch functions of others; a default device is such a mode.
-
-    No context, because Ctrl-C may come between the end of a `with` and the first line of what ends its context.
-    """
+    """Make a function call neither the modes nor the torch functions of others; a default device is such a mode."""
 
     @functools.wraps(run)
     def alone(*args: P.args, **named: P.kwargs) -> T:

@@ -110,7 +110,8 @@ class BareLoop(Loop):
             until_end.callback(unhear_backward, self._hear_backward)
             for logger in self.loggers:
                 until_end.callback(_save, logger)
-            until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
+            for _ in range(2):  # because Ctrl-C may come in the middle of the first
+                until_end.push(lambda kind, *_: self.end_run(has_failed=kind is not None))
             for callback in callbacks:
                 callback.start(self, ["train", "validate"])
             self.begin_training()
@@ -247,12 +248,10 @@ def _save(logger: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
-    children = dict(nn.Module.named_children(model))
-    if "_orig_mod" in children:
-        return unwrapped(children["_orig_mod"])
+    inside = dict(nn.Module.named_children(model)).get("_orig_mod")
     if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
-        return unwrapped(getattr(model, "module"))  # noqa: B009  # typed as a tensor or a module
-    return model
+        inside = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
+    return model if inside is None else unwrapped(inside)
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:

@@ -82,7 +82,7 @@ def select(
     if not kept and modules is None and types is None and _owns(root, owning):
         return {"": root}  # as a module that calls others by `torch.func.functional_call`
     if not kept:
-        raise _nothing_left(modules, types, owning, {name: named[name] for name in named if name in chosen})
+        raise _nothing_left(modules, types, owning)
     return kept
 
 
@@ -192,13 +192,10 @@ def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     return forward is not nn.Module.forward and package not in PACKAGES
 
 
-def _nothing_left(
-    modules: Patterns | None, types: Types | None, owning: str, chosen: dict[str, nn.Module]
-) -> ValueError:
+def _nothing_left(modules: Patterns | None, types: Types | None, owning: str) -> ValueError:
     if modules is None and types is None:
         what = "module whose forward could be hooked" if owning == "forward" else "parameter"
         return NothingToSelectError(f"the model has no {what}")
     given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
-    selected = listed(f"{name} ({type(module).__name__})" for name, module in chosen.items() if name)
-    lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
-    return ValueError(f"{given} selects {f'{selected}, but none of them has {lack}' if selected else 'no module'}.")
+    what = "a forward of its own to hook" if owning == "forward" else "parameters of its own"
+    return ValueError(f"{given} selects no module that has {what}.")
