@@ -14,7 +14,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
 from hookboard.base.torch_private import computing_plainly
-from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -63,7 +62,6 @@ BATCHES_PER_EVALUATION = 4
 VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
 
-_ADAPTERS = "measuring the updates of adapters"
 _MODES = "the search for layers left in evaluation mode"
 _ROWS = "the search for the rows with the largest loss"
 _STALE = "the search for gradients that are not cleared"
@@ -117,7 +115,6 @@ class HealthState(MeasurementState):
         unfrozen: watches which weights are frozen; None if no rule asks.
         step_facts: what is known of the training from the code of its steps.
         off: what has failed in `tried`.
-        adapted: measures what adapters add to frozen weights in a due step.
         is_ending: whether an alarm has ended the fit.
         inputs: hooks the model, whose inputs are taken for the batch where the loop passes none; None before.
         choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
@@ -150,7 +147,6 @@ class HealthState(MeasurementState):
     unfrozen: Unfrozen | None = None
     step_facts: StepFacts = field(default_factory=StepFacts)
     off: set[str] = field(default_factory=set)
-    adapted: AdaptedWeights = field(default_factory=AdaptedWeights)
     is_ending: bool = False
     inputs: Taps | None = None
     choices: Taps | None = None
@@ -457,7 +453,6 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
-        state.adapted = AdaptedWeights()
         routers = {router.layer: router for router in state.step_facts.routers if router.layer}
         if state.choices is None and routers:
             modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
@@ -528,8 +523,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.held_back[name] = held_back
                 if id(each) in state.stepping and any(p.requires_grad for p in state.weights[name].parameters):
                     state.stepped[name] = stepped
-        if state.live is not None and state.live.adapters:
-            state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
 
     def _watch_settings(self, loop: Loop, state: HealthState) -> None:
         """See in a due step which layers are in evaluation mode, and which weights are frozen."""
@@ -542,11 +535,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
                 state.step_facts = state.step_facts._replace(findings=kept)
                 state.found(found, step)
-
-    def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
-        super()._measure_after_step(loop, state)
-        if state.live is not None and state.live.adapters:
-            state.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None
@@ -587,7 +575,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _look(self, loop: Loop, state: HealthState) -> None:
         """Send what the step has measured; once it has arrived, have it judged with what is known of the step now."""
-        step, ranks, batch_idx, factors = loop.logged_step, self._ranks, state.batch_idx, state.adapted.factors
+        step, ranks, batch_idx = loop.logged_step, self._ranks, state.batch_idx
         parts, losses = state.losses.take()
         if state.compares:
             state.compared |= checksums(state.weights, self._part, is_gradient=False)
@@ -601,6 +589,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             held_back=dict(state.held_back),
         )
         stepped, state.stepped = state.stepped, {}
+        adapters = () if state.live is None else state.live.adapters
+        factors = {factor.name for one in adapters for factor in (one.down, one.up)}
         frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled = state.loss_scale is not None
         sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))

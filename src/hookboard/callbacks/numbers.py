@@ -188,13 +188,9 @@ class SiteLogger(HookboardCallback[V]):
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
             if state.weights:
-                self._measure_after_step(loop, state)
+                measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
                 state.before.clear()
             self._log(loop, state)
-
-    def _measure_after_step(self, loop: Loop, state: V) -> None:
-        """Measure the weights, and their updates, after all optimizers of the batch have stepped."""
-        measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
 
     def _end_evaluation(self, loop: Loop, state: V) -> None:
         self._log(loop, state)
