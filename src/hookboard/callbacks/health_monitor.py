@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
-from hookboard.base.torch_private import computing_plainly
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -51,8 +50,6 @@ from hookboard.tracing.optimizing import Unfrozen
 from hookboard.tracing.stale import StaleGradients
 from hookboard.writers.event_files import EventFiles
 
-T = TypeVar("T")
-
 MEASURED = ("rms", "zero_fraction")
 """The statistics in `readings`. Rules read the moments, which are always measured."""
 
@@ -61,11 +58,6 @@ BATCHES_PER_EVALUATION = 4
 
 VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
-
-_MODES = "the search for layers left in evaluation mode"
-_ROWS = "the search for the rows with the largest loss"
-_STALE = "the search for gradients that are not cleared"
-_UNFROZEN = "the search for weights that are unfrozen later"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -114,15 +106,13 @@ class HealthState(MeasurementState):
         modes: watches the modes of layers; None if no rule asks.
         unfrozen: watches which weights are frozen; None if no rule asks.
         step_facts: what is known of the training from the code of its steps.
-        off: what has failed in `tried`.
         is_ending: whether an alarm has ended the fit.
-        inputs: hooks the model, whose inputs are taken for the batch where the loop passes none; None before.
         choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
         why_silent: layer name to why it gave no output at the first look, if it gave none.
         compares: whether the weights of all ranks are compared.
         compared: during a due step, what is compared.
-        as_begun: of an evaluation, some values of a weight at its beginning; None if unknown.
-        are_others: of an evaluation, whether these were others in its first batch; None if unknown.
+        as_begun: of an evaluation, some values of a weight at its beginning.
+        has_others: of an evaluation, whether these were others in its first batch.
     """
 
     layers: dict[str, Layer] = field(default_factory=dict)
@@ -146,28 +136,13 @@ class HealthState(MeasurementState):
     modes: Modes | None = None
     unfrozen: Unfrozen | None = None
     step_facts: StepFacts = field(default_factory=StepFacts)
-    off: set[str] = field(default_factory=set)
     is_ending: bool = False
-    inputs: Taps | None = None
     choices: Taps | None = None
     why_silent: dict[str, str] = field(default_factory=dict)
     compares: bool = False
     compared: dict[Compared, Tensor] = field(default_factory=dict)
-    as_begun: Tensor | None = None
-    are_others: Tensor | None = None
-
-    def tapped(
-        self, modules: Mapping[str, Any], role: Any, observer: Callable[[Site], Callable[[Tensor], None]]
-    ) -> Taps:
-        """Hook modules until the stage ends; the hooks do nothing before they are switched on."""
-        taps = Taps(modules, [role], observer)
-        self.until_end.callback(taps.detach)
-        taps.attach()
-        return taps
-
-    def open_input(self, site: Site) -> Callable[[Tensor], None]:
-        """Return a function that measures a tensor of the batch, if its numbers are floating point."""
-        return lambda tensor: self.table.open(site)(tensor) if tensor.dtype.is_floating_point else None
+    as_begun: list[float] = field(default_factory=list)
+    has_others: bool = False
 
     def open_choice(self, site: Site, router: Router) -> Callable[[Tensor], None]:
         """Return a function that measures the choice from one of a layer's outputs, if that has the picks or scores."""
@@ -177,17 +152,6 @@ class HealthState(MeasurementState):
                 self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
-
-    def tried(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
-        """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
-        if what in self.off:
-            return None
-        try:
-            return computing_plainly(watch)(*given)
-        except Exception as error:  # the judge goes on without what it finds
-            self.off.add(what)
-            warn_switched_off(what, error)
-            return None
 
     def found(self, findings: Sequence[Finding], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
@@ -429,15 +393,14 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        state.choices = state.inputs = None
+        state.choices = None
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
             if state.stage != "train":
-                if state.as_begun is not None and state.are_others is None:
-                    now = values_of_a_weight(state.weights)
-                    state.are_others = None if now is None else (now != state.as_begun).any()
+                if batch_idx == 0:
+                    state.has_others = values_of_a_weight(state.weights) != state.as_begun
                 return
             self._measure_batch(loop, state, batch)
         state.batch, state.batch_idx = batch, batch_idx
@@ -452,31 +415,31 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.live.begin(batch)  # last, or it would see the calls above
 
     def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
-        """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
+        """Measure the batch, and the tokens that routers give to each expert, if it has any."""
         routers = {router.layer: router for router in state.step_facts.routers if router.layer}
         if state.choices is None and routers:
             modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
-            state.choices = state.tapped(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
-        if batch is None and state.inputs is None:
-            state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
-        for taps in (state.choices, state.inputs if batch is None else None):
-            if taps is not None:
-                state.until_batch_end.callback(taps.end_step)
-                taps.active = True
+            state.choices = Taps(modules, ["output"], lambda site: state.open_choice(site, routers[site.name]))
+            state.until_end.callback(state.choices.detach)
+            state.choices.attach()
+        if state.choices is not None:
+            state.until_batch_end.callback(state.choices.end_step)
+            state.choices.active = True
         for path, tensor in tensors_in(batch):
-            state.open_input(Site("", "input", path))(tensor)
+            if tensor.dtype.is_floating_point:
+                state.table.open(Site("", "input", path))(tensor)
 
     def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
         super()._begin_evaluation(loop, state)
         # A callback may swap in other weights after this, as an average of them.
-        state.as_begun, state.are_others = values_of_a_weight(state.weights), None
+        state.as_begun = values_of_a_weight(state.weights)
 
     def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         box = state.box
         if state.is_reading and state.live is not None:
             state.live.before_backward(loss)
         if state.stale is not None:
-            state.tried(_STALE, state.stale.before_backward)
+            state.stale.before_backward()
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
@@ -487,8 +450,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             # It may be a spike, which the rule judges only later, when the graph is gone.
             if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
                 excess = 1 - median([*recent]) / value
-                worst = state.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
-                state.losses.note_rows(worst)
+                state.losses.note_rows(worst_rows_of(loss, row_counts_of(state.batch), excess))
             if math.isfinite(value):
                 recent.append(value)
         if state.is_due:
@@ -498,7 +460,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_reading and state.live is not None:
             state.live.after_backward()
         if state.stale is not None:
-            state.tried(_STALE, state.stale.after_backward)
+            state.stale.after_backward()
         if state.box is not None:
             state.box.after_backward()
         if state.is_due:
@@ -506,7 +468,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         if state.stale is not None:
-            state.tried(_STALE, state.stale.before_step, optimizer)
+            state.stale.before_step(optimizer)
         if state.box is not None:
             state.box.before_optimizer_step()
         if not state.is_due:
@@ -528,9 +490,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         """See in a due step which layers are in evaluation mode, and which weights are frozen."""
         step = loop.logged_step
         if state.modes is not None:
-            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
+            state.found(state.modes.see(loop.model, step), step)
         if state.unfrozen is not None:
-            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
+            found = state.unfrozen.see(loop.optimizers, loop.model)
             if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
                 kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
                 state.step_facts = state.step_facts._replace(findings=kept)
@@ -542,11 +504,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.is_reading = False
             state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
         if state.stale is not None:
-            found = state.tried(_STALE, state.stale.end_batch)
-            if found is not None:
+            if (found := state.stale.end_batch()) is not None:
                 # All steps of an optimizer without gradients were so.
                 state.found([found], None if found.rule == "stale_gradients" else state.first_step)
-            if state.stale.is_over or _STALE in state.off:
+            if state.stale.is_over:
                 state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:
             self.finish()  # earlier looks are judged first
@@ -569,7 +530,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._look(loop, state)
         unused = [one for one in state.step_facts.findings if one.rule == "unused_parameters"]
         if is_first and unused and self._ranks is not None:  # the next step raises an error, before ranks merge
-            self._judge(state, lambda reporter: reporter.add(unused[0], loop.logged_step))
+            self._judge(state, lambda reporter: reporter.judge.add("unused_parameters", unused[0], loop.logged_step))
         if self.stop_on is not None:
             self.finish()
 
@@ -582,7 +543,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         compared, state.compared = state.compared, {}
         there = [one.to(loop.device) for one in compared.values()]
         events = [] if ranks is None else state.new_events()
-        known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
+        known = state.news.known(loop.model, state.selection)
         facts = state.step_facts._replace(
             why_silent=state.why_silent,
             unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
@@ -615,27 +576,26 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
         """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
-        training, step = self._live.get("train"), loop.logged_step
-        compares = state.are_others is not None
-        sent = self._send(loop, state, _joined([loop.evaluation_loss, state.are_others], loop.device))
+        training, step, has_others = self._live.get("train"), loop.logged_step, state.has_others
+        sent = self._send(loop, state, _joined([loop.evaluation_loss], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent().filled()
-            self._readings, numbers = readings.values(), [*readings.along]
-            has_others = compares and bool(numbers.pop())
-            losses = [Loss(step, 0, value) for value in numbers]
+            self._readings = readings.values()
+            losses = [Loss(step, 0, value) for value in readings.along]
             if training is not None:
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
         self._do_later(state, arrived)
 
-    def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
-        """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
+    def _judge(self, state: HealthState, tell: Callable[[Reporter], object]) -> None:
+        """Tell the reporter something, if this rank judges, and take its verdicts; an error ends the judging."""
         if state.reporter is not None:
             try:
-                self._verdicts = ask(state.reporter)
+                tell(state.reporter)
+                self._verdicts = state.reporter.judge.verdicts
             except Exception as error:  # what is measured is still worth having, here and on other ranks
                 state.reporter = None
                 warn_switched_off("HealthMonitor's judging", error)
@@ -670,25 +630,21 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._tell(state, events)
         if not state.is_ending:
             self._judge(state, lambda reporter: reporter.judge.end(losses))
-        if state.reporter is not None:
-            state.reporter.close()
         super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
         state.forget()
         self._tell(state, state.new_events())  # after an exception too, what has been seen is told
-        if state.reporter is not None:
-            state.reporter.close()
+        self._judge(state, Reporter.close)
         if state.files is not None and self._run is not None:
             write_report(state.loggers, state.files, self._run)
 
 
-def values_of_a_weight(weights: Mapping[str, Weight]) -> Tensor | None:
-    """Return a copy of the first values of the first trainable weight that is a plain tensor; None if none is."""
+def values_of_a_weight(weights: Mapping[str, Weight]) -> list[float]:
+    """Return the first values of the first trainable weight that is a plain tensor; [] if none is."""
     plain = (p for weight in weights.values() for p in weight.parameters if p.requires_grad and is_plain(p))
-    first = next(plain, None)
-    return None if first is None else first.detach().flatten()[:VALUES_COMPARED].clone()
+    return next((p.detach().flatten()[:VALUES_COMPARED].tolist() for p in plain), [])
 
 
 def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:

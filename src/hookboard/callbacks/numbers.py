@@ -225,7 +225,7 @@ class SiteLogger(HookboardCallback[V]):
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
-        facts = news.collect(model, state.selection) if news.facts is None else news.facts
+        facts = news.known(model, state.selection)
         is_first, state.has_logged = not state.has_logged, True
         causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
@@ -237,10 +237,8 @@ class SiteLogger(HookboardCallback[V]):
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
-                entry = Entry(step, filled.scalars(), filled.with_histogram())
-                if news.made_of != (readings.places, facts):
-                    entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
-                state.loggers.write(entry)
+                records = news.record(readings.places, facts, state.table, state.every_n_steps)
+                state.loggers.write(Entry(step, filled.scalars(), filled.with_histogram(), records=records))
             if causes:
                 self._name_gaps(state, step, readings, causes, names_in(model))
 
