@@ -107,7 +107,6 @@ class HealthState(MeasurementState):
         unfrozen: watches which weights are frozen; None if no rule asks.
         step_facts: what is known of the training from the code of its steps.
         is_ending: whether an alarm has ended the fit.
-        choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
         why_silent: layer name to why it gave no output at the first look, if it gave none.
         compares: whether the weights of all ranks are compared.
         compared: during a due step, what is compared.
@@ -137,12 +136,22 @@ class HealthState(MeasurementState):
     unfrozen: Unfrozen | None = None
     step_facts: StepFacts = field(default_factory=StepFacts)
     is_ending: bool = False
-    choices: Taps | None = None
     why_silent: dict[str, str] = field(default_factory=dict)
     compares: bool = False
     compared: dict[Compared, Tensor] = field(default_factory=dict)
     as_begun: list[float] = field(default_factory=list)
     has_others: bool = False
+
+    def tap(self, modules: Mapping[str, Any], role: Role, observer: Callable[[Site], Callable[[Tensor], None]]) -> None:
+        """Hook modules for the batch that begins."""
+        taps = Taps(modules, [role], observer)
+        self.until_batch_end.callback(taps.detach)
+        taps.attach()
+        taps.active = True
+
+    def open_input(self, site: Site) -> Callable[[Tensor], None]:
+        """Return a function that measures a tensor of the batch, if its numbers are floating point."""
+        return lambda tensor: self.table.open(site)(tensor) if tensor.dtype.is_floating_point else None
 
     def open_choice(self, site: Site, router: Router) -> Callable[[Tensor], None]:
         """Return a function that measures the choice from one of a layer's outputs, if that has the picks or scores."""
@@ -391,10 +400,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.first_step = step if state.first_step is None else state.first_step
         return state.every_n_steps > 0 and (step == state.first_step or is_due(step, state.every_n_steps))
 
-    def _attach(self, loop: Loop, state: HealthState) -> None:
-        super()._attach(loop, state)
-        state.choices = None
-
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
@@ -402,7 +407,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 if batch_idx == 0:
                     state.has_others = values_of_a_weight(state.weights) != state.as_begun
                 return
-            self._measure_batch(loop, state, batch)
+            self._measure_batch(state, loop.model, batch)
         state.batch, state.batch_idx = batch, batch_idx
         if state.box is not None:
             state.box.begin_batch(batch, batch_idx, loop.logged_step)
@@ -414,20 +419,16 @@ class HealthMonitor(SiteLogger[HealthState]):
                     state.box.programs = state.live.programs
             state.live.begin(batch)  # last, or it would see the calls above
 
-    def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
-        """Measure the batch, and the tokens that routers give to each expert, if it has any."""
-        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
-        if state.choices is None and routers:
-            modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
-            state.choices = Taps(modules, ["output"], lambda site: state.open_choice(site, routers[site.name]))
-            state.until_end.callback(state.choices.detach)
-            state.choices.attach()
-        if state.choices is not None:
-            state.until_batch_end.callback(state.choices.end_step)
-            state.choices.active = True
+    def _measure_batch(self, state: HealthState, model: nn.Module, batch: Any) -> None:
+        """Measure the batch, or else what the model takes, and the tokens that routers give to each expert."""
         for path, tensor in tensors_in(batch):
-            if tensor.dtype.is_floating_point:
-                state.table.open(Site("", "input", path))(tensor)
+            state.open_input(Site("", "input", path))(tensor)
+        if batch is None:
+            state.tap({"": model}, "input", state.open_input)
+        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
+        if routers:
+            modules = {name: module for name, module in named_submodules(model) if name in routers}
+            state.tap(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
 
     def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
         super()._begin_evaluation(loop, state)
