@@ -110,11 +110,9 @@ def test_the_sanity_check_is_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize("make", [FeatureMapLogger, CAMLogger])
-def test_a_loop_that_ends_before_the_batch_that_is_to_be_shown_is_named(tmp_path, make):
-    callback = make(batch_idx=2, every_n_steps=1)
-    with pytest.warns(UserWarning, match="should show batch 2, but this validate loop has fewer batches") as said:
-        fit(tmp_path, Toy(cnn()), pictures_of(2), callback, max_epochs=3, **VALIDATED)
-    assert len(ours(said)) == 1
+def test_a_fit_whose_loops_end_before_the_batch_that_is_to_be_shown_says_so(tmp_path, make, caplog):
+    fit(tmp_path, Toy(cnn()), pictures_of(2), make(batch_idx=2, every_n_steps=1), max_epochs=3, **VALIDATED)
+    assert "showed nothing: no validate loop after the start of the fit had a batch 2." in caplog.text
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])

@@ -70,10 +70,7 @@ class KernelLogger(PictureLogger):
             if not found:
                 raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
-            raise ValueError(
-                f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
-                "convolutions can be shown."
-            )
+            raise ValueError(f"modules={self.modules!r}, types={self.types!r} select no convolution.")
         return Selection({**found})
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:

@@ -9,8 +9,7 @@ from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.readings import Places
 from hookboard.measure.table import Table
-from hookboard.model.layers import order_with_late
-from hookboard.model.layouts import shape_of
+from hookboard.model.layers import layers_of, order_with_late
 from hookboard.model.parameters import weights_of
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Role
@@ -83,19 +82,14 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
         model: the whole model.
         modules: the watched modules by name.
     """
-    owned: dict[int, dict[str, tuple[int, ...]]] = {}
-    frozen: dict[int, list[str]] = {}
-    for name, weight in weights_of(modules).items():
-        # What a parametrization computes is no parameter, and what is lazy or nested has no shape.
-        shape = None if weight.is_computed or weight.is_lazy else shape_of(weight.parameters[0])
-        if shape is not None:
-            owned.setdefault(id(weight.module), {})[name] = shape
-            if not weight.parameters[0].requires_grad:
-                frozen.setdefault(id(weight.module), []).append(name)
+    # What a parametrization computes is no parameter, and what is lazy has no shape.
+    weights = {name: one for name, one in weights_of(modules).items() if not (one.is_computed or one.is_lazy)}
+    layers, defined = layers_of(modules, weights), ["", *dict(named_submodules(model))]
     facts = {}
-    for name in dict.fromkeys([*(name for name in ("", *dict(named_submodules(model))) if name in modules), *modules]):
-        types, number = _types_of(modules[name]), id(modules[name])
-        facts[name] = LayerFacts(name, types, None, owned.get(number, {}), tuple(frozen.get(number, ())))
+    for name in dict.fromkeys([*filter(modules.__contains__, defined), *modules]):
+        shapes, trainable = layers[name].shapes, layers[name].trainable
+        frozen = tuple(weight for weight in shapes if weight not in trainable)
+        facts[name] = LayerFacts(name, _types_of(modules[name]), None, shapes, frozen)
     return facts
 
 
