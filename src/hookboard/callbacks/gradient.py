@@ -90,10 +90,8 @@ class GradientLogger(SiteLogger[MeasurementState]):
         if "parameter_grad" in roles:
             owners = select(model, self.modules, self.types, owning="parameters")
             if not self._weights(owners):
-                raise ValueError(
-                    f"modules={self.modules!r}, types={self.types!r}: all selected weights are computed by "
-                    "parametrizations; select the original parameters, as in 'conv.parametrizations.weight'."
-                )
+                selected = f"modules={self.modules!r}, types={self.types!r}"
+                raise ValueError(f"{selected}: all weights are computed; select 'conv.parametrizations.weight'.")
         return Selection(hooked, owners)
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:

@@ -219,7 +219,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             `auto` is `exact` on the CPU and `late` elsewhere.
         stop_on: Rules whose alarms end the fit: names of rules, or `alarm` for any. The step in which the alarm is
             raised still completes; on a GPU, and with several ranks, each measured step then waits until it is judged.
-            An alarm from before a checkpoint does not end the fit that resumes from it. Default: never.
+            Default: never.
         audit: Whether to follow the first training step while it runs, to find faults in its code (the loss, its
             inputs, where gradients are cut) and in the optimizers. Nothing runs twice.
         report: Whether to write the tab's page to one file at the end of the fit: `report.html` in the folder of
@@ -347,8 +347,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         state = self._live.get("train")
         if state is None or state.reporter is None:
             return None
-        losses = state.reporter.judge.run.losses.state_dict()
-        return {"first_step": state.first_step, "alarms": sorted(map(list, state.reporter.alarms)), "losses": losses}
+        return {"first_step": state.first_step, "losses": state.reporter.judge.run.losses.state_dict()}
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
         if (state := self._live.get("train")) is None:
@@ -356,7 +355,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.first_step = saved["first_step"]
         if state.reporter is not None:
             state.reporter.judge.run.losses.load_state_dict(saved["losses"])
-            state.reporter.alarms = {(rule, module) for rule, module in saved["alarms"]}
 
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
@@ -414,7 +412,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_reading and not state.has_lazy:
             if state.live is None:
                 state.live, state.stale = LiveStep(loop), StaleGradients(loop.model, loop.optimizers)
-                state.until_end.callback(state.live.leave)
                 if state.box is not None:
                     state.box.programs = state.live.programs
             state.live.begin(batch)  # last, or it would see the calls above
@@ -542,7 +539,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.compares:
             state.compared |= checksums(state.weights, self._part, is_gradient=False)
         compared, state.compared = state.compared, {}
-        there = [one.to(loop.device) for one in compared.values()]
         events = [] if ranks is None else state.new_events()
         known = state.news.known(loop.model, state.selection)
         facts = state.step_facts._replace(
@@ -555,7 +551,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         factors = {factor.name for one in adapters for factor in (one.down, one.up)}
         frozen = {name for name, w in state.weights.items() if not any(p.requires_grad for p in w.parameters)}
         is_scaled = state.loss_scale is not None
-        sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))
+        sent = self._send(loop, state, _joined([losses, *compared.values()], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"train {step}"):

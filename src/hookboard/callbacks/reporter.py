@@ -34,8 +34,6 @@ class Reporter:
     def __init__(self, judge: Judge, state: MeasurementState) -> None:
         self.judge, self._state, self._loggers = judge, state, state.loggers
         self._page = Page(state.every_n_steps, judge.look_at)
-        self.alarms: set[tuple[str, str]] = set()
-        """Rule and module of each alarm for which a warning was given, also in a fit that this one continues."""
         self.said: list[Verdict] = []
         """The alarms for which a warning was given in this fit."""
 
@@ -71,11 +69,10 @@ class Reporter:
         say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
-        """Warn of each alarm that is not in `alarms` yet, and add it to them and to `said`."""
+        """Warn of each alarm of which nobody was warned yet."""
+        known = {(verdict.rule, verdict.module) for verdict in self.said}
         for verdict in verdicts:
-            key = verdict.rule, verdict.module
-            if verdict.severity == "alarm" and key not in self.alarms:
-                self.alarms.add(key)
+            if verdict.severity == "alarm" and (verdict.rule, verdict.module) not in known:
                 self.said.append(verdict)
                 alert(news(verdict))
 
