@@ -145,13 +145,13 @@ def test_kernels_that_are_computed_are_shown_as_they_are(tmp_path, parametrized)
     assert f"change in this fit, ±{change:.3g}" in described
 
 
-def test_a_fit_too_short_for_a_picture_says_so_or_ends_with_it(tmp_path, monkeypatch):
+def test_a_fit_too_short_for_a_picture_says_so(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr("hookboard.callbacks.pictures.inform", lines.append)
     callbacks = [KernelLogger(every_n_steps=5), FeatureMapLogger(stage="train", every_n_steps=5)]
     fit(tmp_path, Toy(cnn()), pictures_of(3), *callbacks)
-    assert lines == ["FeatureMapLogger showed nothing: the fit took 3 steps, but every_n_steps is 5."]
-    assert {tag: list(steps) for tag, steps in images(tmp_path).items()} == {"kernels/net.0": [3], "kernels/net.4": [3]}
+    said = "showed nothing: the fit took 3 steps, but every_n_steps is 5."
+    assert lines == [f"KernelLogger {said}", f"FeatureMapLogger {said}"]
 
 
 def test_by_default_convolutions_are_shown_and_kernels_of_one_pixel_are_not(tmp_path):

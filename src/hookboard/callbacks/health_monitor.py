@@ -1,6 +1,5 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
-import html
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -280,12 +279,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._catch_up()
         return Verdicts(self._verdicts)
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; before any look its repr."""
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; None before any look."""
         self._catch_up()
-        if self._run is None or not self._run.seen:
-            return f"<pre>{html.escape(repr(self))}</pre>"
-        return cell(self._run, self._verdicts)
+        return cell(self._run, self._verdicts) if self._run is not None and self._run.seen else None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_run": None}

@@ -87,12 +87,6 @@ class KernelLogger(PictureLogger):
             pictures[self._tag(name)] = kernel_picture(now, start, name, weight.shape, size=self.size)
         return pictures
 
-    def _end_training(self, loop: Loop, state: PictureState) -> None:
-        """Draw the kernels at the end of a fit that was too short to draw them before."""
-        if state.last is None and state.every_n_steps and loop.logged_step:
-            self._end_batch(loop, state, has_stepped=True)
-        super()._end_training(loop, state)
-
     def _part(self, weight: Tensor) -> Tensor:
         """Return the first kernels and channels of a weight. A sharded one is gathered: every rank must call this."""
         return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
