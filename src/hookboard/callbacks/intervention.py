@@ -37,7 +37,7 @@ class Intervention(HookboardCallback[_EditState]):
     The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
     the changed tensors, regardless of their place in the list. Compiled code runs uncompiled in the batches that are
     changed. Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation
-    they are those of each batch. The callback is logged once in each stage as text, under `interventions/<role>`.
+    they are those of each batch. The callback is logged once as text, under `interventions/<role>`.
 
     Args:
         rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML, by `class_path`
@@ -126,7 +126,7 @@ class Intervention(HookboardCallback[_EditState]):
         return is_within or not loop.is_fitting
 
     def _begin_batch(self, loop: Loop, state: _EditState, batch: Any, batch_idx: int) -> None:
-        if state.edits is None and loop.is_rank_zero:
+        if loop.is_rank_zero and all(each.edits is None for each in self.states):
             state.loggers.write(Entry(loop.logged_step, texts={f"interventions/{self.role}": f"`{self!r}`"}))
         state.edits = Edits(state.selection.modules, self.role, self.rule)
         state.until_batch_end.enter_context(run_eagerly())
