@@ -49,7 +49,7 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2078,
+    "callbacks": 1797,
     "loops": 749,
     "experiments": 613,
     "board": 1390,

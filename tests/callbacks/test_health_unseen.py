@@ -125,3 +125,11 @@ def test_nothing_is_said_of_weights_that_no_module_is_called_for(lines):
 def test_nothing_is_said_of_layers_that_gave_an_output_at_any_look(lines, net):
     judged(Toy(net()), batches(*[8] * 6))
     assert "o output" not in lines[-1]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")
+def test_a_torchscript_module_in_the_model_ends_nothing(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 3))
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Toy(net), batches(4, 4, 4), monitor)  # warnings are errors here
+    assert monitor._run.seen == 3

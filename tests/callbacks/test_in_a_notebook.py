@@ -36,7 +36,7 @@ def test_a_callback_is_shown_as_the_call_that_makes_it(written):
 
 
 def test_a_monitor_that_has_seen_nothing_shows_its_call():
-    assert HealthMonitor(window=4)._repr_html_() == "<pre>HealthMonitor(window=4)</pre>"
+    assert HealthMonitor(window=4)._repr_html_() is None  # notebooks show the repr then
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,8 @@ hookboard.audit(net, torch.randn(8, 4), step)
 
 def test_a_copy_of_a_monitor_shows_its_call_alone(sick):
     for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
-        assert copied._repr_html_() == "<pre>HealthMonitor(every_n_steps=1)</pre>"
+        assert copied._repr_html_() is None
+        assert repr(copied) == "HealthMonitor(every_n_steps=1)"
 
 
 def test_a_printed_verdict_is_a_sentence(sick):

@@ -1,4 +1,4 @@
-"""What watches the training step: a fault of ours in one part ends that part alone."""
+"""What watches the training step: a fault of ours there is one warning, and training goes on."""
 
 import pytest
 import torch
@@ -30,23 +30,14 @@ def verdicts_of_a_faulty_loop(steps=6):
     return {verdict.rule for verdict in monitor.verdicts}
 
 
-@pytest.mark.parametrize(
-    ("watcher", "method", "what", "lost"),
-    [
-        (StaleGradients, "before_step", "the search for gradients that are not cleared", {"stale_gradients"}),
-        (Modes, "see", "the search for layers left in evaluation mode", set()),
-        (Unfrozen, "see", "the search for weights that are unfrozen later", {"not_in_optimizer"}),
-    ],
-)
-def test_an_error_in_one_part_is_one_warning_and_the_others_go_on(monkeypatch, watcher, method, what, lost):
-    all_found = {"stale_gradients", "not_in_optimizer"}
-    assert all_found <= verdicts_of_a_faulty_loop()
+@pytest.mark.parametrize(("watcher", "method"), [(StaleGradients, "before_step"), (Modes, "see"), (Unfrozen, "see")])
+def test_an_error_in_one_part_is_one_warning_and_ends_no_loop(monkeypatch, watcher, method):
+    assert {"stale_gradients", "not_in_optimizer"} <= verdicts_of_a_faulty_loop()
 
     def broken(*args):
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr(watcher, method, broken)
-    with pytest.warns(UserWarning, match=what) as said:
-        found = verdicts_of_a_faulty_loop()
+    with pytest.warns(UserWarning, match="HealthMonitor in train is switched off.*ours") as said:
+        verdicts_of_a_faulty_loop()
     assert len(said) == 1
-    assert found & all_found == all_found - lost

@@ -7,7 +7,6 @@ import torch
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, HealthMonitor, watch
-from hookboard.callbacks import in_script
 
 
 def hint():
@@ -43,27 +42,6 @@ def test_in_a_fit_with_a_schedule():
         return lambda: fit(None, Scheduled(mlp()), batches(4, 4, 4, 4), *watching)
 
     assert shown(run(HealthMonitor(every_n_steps=1), ActivationLogger(every_n_steps=1))) == shown(run())
-
-
-def train(net, optimizer, step=None):
-    for batch in batches(4, 4, 4):
-        hint()
-        net(batch).square().mean().backward()
-        (step or optimizer.step)()
-        optimizer.zero_grad()
-        hint()
-
-
-def test_in_a_loop_that_hookboard_run_inspects():
-    def run():
-        net, reader = mlp(), in_script._LoopReader()
-        hint()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        reader.wait(optimizer)
-        train(net, optimizer)
-        reader.give_up()
-
-    assert shown(run) == 1
 
 
 @pytest.mark.compiles

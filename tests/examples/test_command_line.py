@@ -126,4 +126,4 @@ def test_an_intervention_in_yaml_changes_the_run_as_it_says(fit, tmp_path):
     log = tmp_path / "digits" / "version_0"
     assert list(scalars(log)["train_loss"].values()) == pytest.approx([math.log(10)] * 23, rel=1e-6)
     (text,) = events(log).Tensors("interventions/output/text_summary")
-    assert text.tensor_proto.string_val[0].startswith(b"`Zero(channels=None, dim=1)` on the output of `head`; train")
+    assert text.tensor_proto.string_val[0].startswith(b"`Intervention(rule=Zero(channels=None, dim=1), modules='head'")

@@ -1,4 +1,4 @@
-"""Adapters in a step: which are found, what they add to the frozen weight, and which of them cannot learn."""
+"""Adapters in a step: which are found, and which of them cannot learn."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, linear
 from torch.utils.checkpoint import checkpoint
 
-from hookboard.model.parameters import weights_of
 from hookboard.tracing.adapters import adapters_of
 from hookboard.tracing.audit import audit
 from hookboard.tracing.reading import Reader
@@ -95,31 +94,8 @@ def traced(net):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_adapters_add_to_a_frozen_weight_is_what_their_output_shows(way):
-    net = Adapted(way)
-    found, weights = traced(net), weights_of(dict(net.named_modules()))
-    assert [one.weight.name for one in found] == WAYS[way]
-    added = sum(one.product(weights) for one in found)
-    twin = net.double()
-    ones, frozen = torch.eye(6, dtype=torch.float64), net.turned if way is turned_around else net.base.weight.T
-    with torch.no_grad():  # rows of the identity show the columns of what the layer computes, zeros its bias
-        whole = (
-            (twin.way(net, ones) - twin.way(net, 0 * ones))
-            if way is not after_a_cast
-            else frozen + (net.up.weight @ net.down.weight).T
-        )
-    expected = whole - frozen
-    assert added.shape == weights[found[0].weight.name].shape
-    torch.testing.assert_close(
-        added.double() if way is turned_around else added.T.double(), expected, rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("way", [by_modules, turned_around])
-def test_of_a_large_weight_what_is_added_to_every_kth_unit_is_known(way):
-    net = Adapted(way)
-    (one,), weights = traced(net), weights_of(dict(net.named_modules()))
-    torch.testing.assert_close(one.product(weights, 2), one.product(weights)[::2])
+def test_adapters_beside_a_frozen_weight_are_found(way):
+    assert [one.weight.name for one in traced(Adapted(way))] == WAYS[way]
 
 
 def trained_beside(net, x):

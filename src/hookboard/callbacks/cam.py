@@ -33,10 +33,7 @@ from hookboard.model.selection import check_selection, select
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
-_ALONE = (
-    "class-activation maps need one more forward pass on rank 0 alone, but this model's forward pass communicates with "
-    "the other ranks"
-)
+_ALONE = "class-activation maps run on rank 0 alone, but this model's forward pass communicates with the other ranks"
 
 
 class CAMLogger(PictureLogger):
@@ -51,9 +48,9 @@ class CAMLogger(PictureLogger):
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes), or one score for each picture. Labels are the first integer tensor of shape (n,)
-    in the batch. If there is no such module, one warning says so, and the run goes on without maps. Scores count as
-    those of classes if `classes` are given or, of several scores, the batch has labels; otherwise the map shows what
-    raises a number or, if it is a single negative one, lowers it.
+    in the batch. If there is no such module, one warning says so, and the run goes on without maps. Several scores
+    count as those of classes if `classes` are given or the batch has labels; otherwise the map shows what raises a
+    number or, if it is a single negative one, lowers it.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
@@ -111,8 +108,7 @@ class CAMLogger(PictureLogger):
             raise wrong("target", target, "'predicted', 'label', or a class index, 0 or more")
         check_name("stage", stage, get_args(EvaluationStage))
         check_normalization(mean, std)
-        if classes is not None:
-            check_list("classes", classes, lambda name: isinstance(name, str), "a list of names", "")
+        check_list("classes", classes, lambda name: isinstance(name, str), "a list of names", "")
         self.modules = modules
         self.method = method
         self.target = target
@@ -141,8 +137,7 @@ class CAMLogger(PictureLogger):
         if call is None:
             raise tap.error or NothingToShowError(
                 f"no module took pictures of shape (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) and "
-                "returned class scores of shape (n, classes) or (n,). If your model classifies pictures, call it as "
-                "one module, as in self(images)"
+                "returned class scores of shape (n, classes) or (n,). Call a classifier as one module: self(images)"
             )
         labels, method = _labels_in(batch, call), METHODS[self.method]
         shown, aspect = unnormalized(call.pictures, self.mean, self.std), aspect_of([("", call.pictures)])
@@ -176,10 +171,8 @@ class CAMLogger(PictureLogger):
             raise NothingToShowError("target='label' needs labels, but the batch has no integer tensor of shape (n,)")
         wanted = labels.tolist() if self.target == "label" and labels is not None else [self.target] * len(scores)
         if not set(wanted) <= set(range(scores.shape[1])):
-            raise NothingToShowError(
-                f"target={self.target!r} selects classes that are out of range ({sorted(set(wanted))}): the model "
-                f"has scores for classes 0 to {scores.shape[1] - 1}"
-            )
+            selected = f"target={self.target!r} selects classes out of range ({sorted(set(wanted))})"
+            raise NothingToShowError(f"{selected}: the model has classes 0 to {scores.shape[1] - 1}")
         return torch.tensor(wanted, device=scores.device)
 
     def _maps(self, seen: Attribution, aspect: float | None) -> Tensor:
@@ -200,10 +193,7 @@ class CAMLogger(PictureLogger):
             mean = activation.mean(dim=(2, 3))
             if mean.shape == seen.pooled.shape and (mean - seen.pooled).norm() <= 1e-2 * seen.pooled.norm():
                 return method.map(activation, seen.weight.float())
-        raise NothingToShowError(
-            f"method='cam' needs a linear head on the global average of {name!r}, and this model has none; "
-            "method='grad_cam' works without one"
-        )
+        raise NothingToShowError(f"method='cam' needs a linear head on the global average of {name!r}; use 'grad_cam'")
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""
@@ -213,13 +203,10 @@ class CAMLogger(PictureLogger):
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
 
         scores, explained = seen.scores[k].float(), seen.classes[k]
-        is_single = scores.shape == (2,) and bool(scores[0] == -scores[1])
-        # A single one between 0 and 1 may be behind a sigmoid already.
-        is_logit = not is_single or not 0 <= scores[1] <= 1
-        if is_logit and (self.classes or (labels is not None and not is_single)):
-            # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
+        is_single = scores.shape == (2,) and bool(scores[0] == -scores[1])  # as `attribute` gives one number
+        if not is_single and (self.classes or labels is not None):
             are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
-            shares = scores if are_shares else (scores / 2 if is_single else scores).softmax(dim=0)
+            shares = scores if are_shares else scores.softmax(dim=0)
             best = shares.argmax()
             parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
             parts += [] if labels is None else [f"label {named(labels[k])}"]

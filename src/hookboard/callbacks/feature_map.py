@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_list, check_name, is_finite, wrong
@@ -112,22 +113,18 @@ class FeatureMapLogger(PictureLogger):
     def _select(self, model: nn.Module) -> Selection:
         """Return the modules to show: those that the arguments `modules` and `types` select.
 
-        If both are None: convolutions and transformer blocks, or leaf modules if the model has none of these; of more
-        than MAX_DEFAULT_MODULES so many, spread evenly.
+        If both are None: convolutions and transformer blocks, or leaf modules if the model has none of these; at most
+        MAX_DEFAULT_MODULES, spread evenly.
         """
         if self.modules is not None or self.types is not None:
             return Selection(select(model, self.modules, self.types))
         found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
-        found, count = found or select(model), MAX_DEFAULT_MODULES
-        if len(found) > count:
-            inform(
-                f"{self._name} shows {count} of {len(found)} modules, evenly spaced from first to last; "
-                "select others with `modules` or `types`."
-            )
-            names = list(found)
-            spread = [names[round(k * (len(names) - 1) / (count - 1))] for k in range(count)]
-            found = {name: found[name] for name in spread}
-        return Selection(found)
+        found = found or select(model)
+        names = list(found)
+        places = np.linspace(0, len(names) - 1, min(len(names), MAX_DEFAULT_MODULES)).round().astype(int)
+        if len(places) < len(names):
+            inform(f"{self._name} shows {len(places)} of {len(names)} modules; choose with `modules` or `types`.")
+        return Selection({names[place]: found[names[place]] for place in places})
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules, aspect = state.selection.modules, aspect_of(tensors_in(batch))

@@ -1,11 +1,10 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
-import html
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
-from hookboard.base.torch_private import computing_plainly
-from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.all_ranks import of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -53,8 +50,6 @@ from hookboard.tracing.optimizing import Unfrozen
 from hookboard.tracing.stale import StaleGradients
 from hookboard.writers.event_files import EventFiles
 
-T = TypeVar("T")
-
 MEASURED = ("rms", "zero_fraction")
 """The statistics in `readings`. Rules read the moments, which are always measured."""
 
@@ -63,12 +58,6 @@ BATCHES_PER_EVALUATION = 4
 
 VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
-
-_ADAPTERS = "measuring the updates of adapters"
-_MODES = "the search for layers left in evaluation mode"
-_ROWS = "the search for the rows with the largest loss"
-_STALE = "the search for gradients that are not cleared"
-_UNFROZEN = "the search for weights that are unfrozen later"
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
@@ -117,16 +106,12 @@ class HealthState(MeasurementState):
         modes: watches the modes of layers; None if no rule asks.
         unfrozen: watches which weights are frozen; None if no rule asks.
         step_facts: what is known of the training from the code of its steps.
-        off: what has failed in `tried`.
-        adapted: measures what adapters add to frozen weights in a due step.
         is_ending: whether an alarm has ended the fit.
-        inputs: hooks the model, whose inputs are taken for the batch where the loop passes none; None before.
-        choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
         why_silent: layer name to why it gave no output at the first look, if it gave none.
         compares: whether the weights of all ranks are compared.
         compared: during a due step, what is compared.
-        as_begun: of an evaluation, some values of a weight at its beginning; None if unknown.
-        are_others: of an evaluation, whether these were others in its first batch; None if unknown.
+        as_begun: of an evaluation, some values of a weight at its beginning.
+        has_others: of an evaluation, whether these were others in its first batch.
     """
 
     layers: dict[str, Layer] = field(default_factory=dict)
@@ -150,25 +135,19 @@ class HealthState(MeasurementState):
     modes: Modes | None = None
     unfrozen: Unfrozen | None = None
     step_facts: StepFacts = field(default_factory=StepFacts)
-    off: set[str] = field(default_factory=set)
-    adapted: AdaptedWeights = field(default_factory=AdaptedWeights)
     is_ending: bool = False
-    inputs: Taps | None = None
-    choices: Taps | None = None
     why_silent: dict[str, str] = field(default_factory=dict)
     compares: bool = False
     compared: dict[Compared, Tensor] = field(default_factory=dict)
-    as_begun: Tensor | None = None
-    are_others: Tensor | None = None
+    as_begun: list[float] = field(default_factory=list)
+    has_others: bool = False
 
-    def tapped(
-        self, modules: Mapping[str, Any], role: Any, observer: Callable[[Site], Callable[[Tensor], None]]
-    ) -> Taps:
-        """Hook modules until the stage ends; the hooks do nothing before they are switched on."""
+    def tap(self, modules: Mapping[str, Any], role: Role, observer: Callable[[Site], Callable[[Tensor], None]]) -> None:
+        """Hook modules for the batch that begins."""
         taps = Taps(modules, [role], observer)
-        self.until_end.callback(taps.detach)
+        self.until_batch_end.callback(taps.detach)
         taps.attach()
-        return taps
+        taps.active = True
 
     def open_input(self, site: Site) -> Callable[[Tensor], None]:
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
@@ -182,17 +161,6 @@ class HealthState(MeasurementState):
                 self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
-
-    def tried(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
-        """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
-        if what in self.off:
-            return None
-        try:
-            return computing_plainly(watch)(*given)
-        except Exception as error:  # the judge goes on without what it finds
-            self.off.add(what)
-            warn_switched_off(what, error)
-            return None
 
     def found(self, findings: Sequence[Finding], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
@@ -251,7 +219,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             `auto` is `exact` on the CPU and `late` elsewhere.
         stop_on: Rules whose alarms end the fit: names of rules, or `alarm` for any. The step in which the alarm is
             raised still completes; on a GPU, and with several ranks, each measured step then waits until it is judged.
-            An alarm from before a checkpoint does not end the fit that resumes from it. Default: never.
+            Default: never.
         audit: Whether to follow the first training step while it runs, to find faults in its code (the loss, its
             inputs, where gradients are cut) and in the optimizers. Nothing runs twice.
         report: Whether to write the tab's page to one file at the end of the fit: `report.html` in the folder of
@@ -312,12 +280,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._catch_up()
         return Verdicts(self._verdicts)
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; before any look its repr."""
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; None before any look."""
         self._catch_up()
-        if self._run is None or not self._run.seen:
-            return f"<pre>{html.escape(repr(self))}</pre>"
-        return cell(self._run, self._verdicts)
+        return cell(self._run, self._verdicts) if self._run is not None and self._run.seen else None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_run": None}
@@ -379,8 +345,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         state = self._live.get("train")
         if state is None or state.reporter is None:
             return None
-        losses = state.reporter.judge.run.losses.state_dict()
-        return {"first_step": state.first_step, "alarms": sorted(map(list, state.reporter.alarms)), "losses": losses}
+        return {"first_step": state.first_step, "losses": state.reporter.judge.run.losses.state_dict()}
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
         if (state := self._live.get("train")) is None:
@@ -388,7 +353,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.first_step = saved["first_step"]
         if state.reporter is not None:
             state.reporter.judge.run.losses.load_state_dict(saved["losses"])
-            state.reporter.alarms = {(rule, module) for rule, module in saved["alarms"]}
 
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
@@ -432,57 +396,46 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.first_step = step if state.first_step is None else state.first_step
         return state.every_n_steps > 0 and (step == state.first_step or is_due(step, state.every_n_steps))
 
-    def _attach(self, loop: Loop, state: HealthState) -> None:
-        super()._attach(loop, state)
-        state.choices = state.inputs = None
-
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         if state.is_due:
             super()._begin_batch(loop, state, batch, batch_idx)
             if state.stage != "train":
-                if state.as_begun is not None and state.are_others is None:
-                    now = values_of_a_weight(state.weights)
-                    state.are_others = None if now is None else (now != state.as_begun).any()
+                if batch_idx == 0:
+                    state.has_others = values_of_a_weight(state.weights) != state.as_begun
                 return
-            self._measure_batch(loop, state, batch)
+            self._measure_batch(state, loop.model, batch)
         state.batch, state.batch_idx = batch, batch_idx
         if state.box is not None:
             state.box.begin_batch(batch, batch_idx, loop.logged_step)
         if state.is_reading and not state.has_lazy:
             if state.live is None:
                 state.live, state.stale = LiveStep(loop), StaleGradients(loop.model, loop.optimizers)
-                state.until_end.callback(state.live.leave)
                 if state.box is not None:
                     state.box.programs = state.live.programs
             state.live.begin(batch)  # last, or it would see the calls above
 
-    def _measure_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
-        """Measure what goes into the model, and the tokens that routers give to each expert, if it has any."""
-        state.adapted = AdaptedWeights()
-        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
-        if state.choices is None and routers:
-            modules = {name: module for name, module in named_submodules(loop.model) if name in routers}
-            state.choices = state.tapped(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
-        if batch is None and state.inputs is None:
-            state.inputs = state.tapped({"": loop.model}, "input", state.open_input)
-        for taps in (state.choices, state.inputs if batch is None else None):
-            if taps is not None:
-                state.until_batch_end.callback(taps.end_step)
-                taps.active = True
+    def _measure_batch(self, state: HealthState, model: nn.Module, batch: Any) -> None:
+        """Measure the batch, or else what the model takes, and the tokens that routers give to each expert."""
         for path, tensor in tensors_in(batch):
             state.open_input(Site("", "input", path))(tensor)
+        if batch is None:
+            state.tap({"": model}, "input", state.open_input)
+        routers = {router.layer: router for router in state.step_facts.routers if router.layer}
+        if routers:
+            modules = {name: module for name, module in named_submodules(model) if name in routers}
+            state.tap(modules, "output", lambda site: state.open_choice(site, routers[site.name]))
 
     def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
         super()._begin_evaluation(loop, state)
         # A callback may swap in other weights after this, as an average of them.
-        state.as_begun, state.are_others = values_of_a_weight(state.weights), None
+        state.as_begun = values_of_a_weight(state.weights)
 
     def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         box = state.box
         if state.is_reading and state.live is not None:
             state.live.before_backward(loss)
         if state.stale is not None:
-            state.tried(_STALE, state.stale.before_backward)
+            state.stale.before_backward()
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
@@ -493,8 +446,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             # It may be a spike, which the rule judges only later, when the graph is gone.
             if len(recent) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *recent):
                 excess = 1 - median([*recent]) / value
-                worst = state.tried(_ROWS, lambda: worst_rows_of(loss, row_counts_of(state.batch), excess))
-                state.losses.note_rows(worst)
+                state.losses.note_rows(worst_rows_of(loss, row_counts_of(state.batch), excess))
             if math.isfinite(value):
                 recent.append(value)
         if state.is_due:
@@ -504,7 +456,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.is_reading and state.live is not None:
             state.live.after_backward()
         if state.stale is not None:
-            state.tried(_STALE, state.stale.after_backward)
+            state.stale.after_backward()
         if state.box is not None:
             state.box.after_backward()
         if state.is_due:
@@ -512,7 +464,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         if state.stale is not None:
-            state.tried(_STALE, state.stale.before_step, optimizer)
+            state.stale.before_step(optimizer)
         if state.box is not None:
             state.box.before_optimizer_step()
         if not state.is_due:
@@ -529,25 +481,18 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.held_back[name] = held_back
                 if id(each) in state.stepping and state.weights[name].requires_grad:
                     state.stepped[name] = stepped
-        if state.live is not None and state.live.adapters:
-            state.tried(_ADAPTERS, state.adapted.keep, state.live.adapters, state.weights, state.stepped)
 
     def _watch_settings(self, loop: Loop, state: HealthState) -> None:
         """See in a due step which layers are in evaluation mode, and which weights are frozen."""
         step = loop.logged_step
         if state.modes is not None:
-            state.found(state.tried(_MODES, state.modes.see, loop.model, step) or (), step)
+            state.found(state.modes.see(loop.model, step), step)
         if state.unfrozen is not None:
-            found = state.tried(_UNFROZEN, state.unfrozen.see, loop.optimizers, loop.model)
+            found = state.unfrozen.see(loop.optimizers, loop.model)
             if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
                 kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
                 state.step_facts = state.step_facts._replace(findings=kept)
                 state.found(found, step)
-
-    def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
-        super()._measure_after_step(loop, state)
-        if state.live is not None and state.live.adapters:
-            state.tried(_ADAPTERS, state.adapted.measure, state.table, state.weights)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None
@@ -555,11 +500,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.is_reading = False
             state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
         if state.stale is not None:
-            found = state.tried(_STALE, state.stale.end_batch)
-            if found is not None:
+            if (found := state.stale.end_batch()) is not None:
                 # All steps of an optimizer without gradients were so.
                 state.found([found], None if found.rule == "stale_gradients" else state.first_step)
-            if state.stale.is_over or _STALE in state.off:
+            if state.stale.is_over:
                 state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:
             self.finish()  # earlier looks are judged first
@@ -582,29 +526,30 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._look(loop, state)
         unused = [one for one in state.step_facts.findings if one.rule == "unused_parameters"]
         if is_first and unused and self._ranks is not None:  # the next step raises an error, before ranks merge
-            self._judge(state, lambda reporter: reporter.add(unused[0], loop.logged_step))
+            self._judge(state, lambda reporter: reporter.judge.add("unused_parameters", unused[0], loop.logged_step))
         if self.stop_on is not None:
             self.finish()
 
     def _look(self, loop: Loop, state: HealthState) -> None:
         """Send what the step has measured; once it has arrived, have it judged with what is known of the step now."""
-        step, ranks, batch_idx, factors = loop.logged_step, self._ranks, state.batch_idx, state.adapted.factors
+        step, ranks, batch_idx = loop.logged_step, self._ranks, state.batch_idx
         parts, losses = state.losses.take()
         if state.compares:
             state.compared |= checksums(state.weights, self._part, is_gradient=False)
         compared, state.compared = state.compared, {}
-        there = [one.to(loop.device) for one in compared.values()]
         events = [] if ranks is None else state.new_events()
-        known = state.news.collect(loop.model, state.selection) if state.news.facts is None else state.news.facts
+        known = state.news.known(loop.model, state.selection)
         facts = state.step_facts._replace(
             why_silent=state.why_silent,
             unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
             held_back=dict(state.held_back),
         )
         stepped, state.stepped = state.stepped, {}
-        frozen = {name for name, w in state.weights.items() if not w.requires_grad}
+        adapters = () if state.live is None else state.live.adapters
+        factors = {factor.name for one in adapters for factor in (one.down, one.up)}
+        frozen = {name for name, weight in state.weights.items() if not weight.requires_grad}
         is_scaled = state.loss_scale is not None
-        sent = self._send(loop, state, _joined([losses, torch.cat(there) if there else None], loop.device))
+        sent = self._send(loop, state, _joined([losses, *compared.values()], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"train {step}"):
@@ -626,27 +571,26 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
         """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
-        training, step = self._live.get("train"), loop.logged_step
-        compares = state.are_others is not None
-        sent = self._send(loop, state, _joined([loop.evaluation_loss, state.are_others], loop.device))
+        training, step, has_others = self._live.get("train"), loop.logged_step, state.has_others
+        sent = self._send(loop, state, _joined([loop.evaluation_loss], loop.device))
 
         def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent().filled()
-            self._readings, numbers = readings.values(), [*readings.along]
-            has_others = compares and bool(numbers.pop())
-            losses = [Loss(step, 0, value) for value in numbers]
+            self._readings = readings.values()
+            losses = [Loss(step, 0, value) for value in readings.along]
             if training is not None:
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
         self._do_later(state, arrived)
 
-    def _judge(self, state: HealthState, ask: Callable[[Reporter], tuple[Verdict, ...]]) -> None:
-        """Ask the reporter for the verdicts, if this rank judges; an error ends the judging."""
+    def _judge(self, state: HealthState, tell: Callable[[Reporter], object]) -> None:
+        """Tell the reporter something, if this rank judges, and take its verdicts; an error ends the judging."""
         if state.reporter is not None:
             try:
-                self._verdicts = ask(state.reporter)
+                tell(state.reporter)
+                self._verdicts = state.reporter.judge.verdicts
             except Exception as error:  # what is measured is still worth having, here and on other ranks
                 state.reporter = None
                 warn_switched_off("HealthMonitor's judging", error)
@@ -681,25 +625,21 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._tell(state, events)
         if not state.is_ending:
             self._judge(state, lambda reporter: reporter.judge.end(losses))
-        if state.reporter is not None:
-            state.reporter.close()
         super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
         super()._leave(state)
         state.forget()
         self._tell(state, state.new_events())  # after an exception too, what has been seen is told
-        if state.reporter is not None:
-            state.reporter.close()
+        self._judge(state, Reporter.close)
         if state.files is not None and self._run is not None:
             write_report(state.loggers, state.files, self._run)
 
 
-def values_of_a_weight(weights: Mapping[str, nn.Parameter]) -> Tensor | None:
-    """Return a copy of the first values of the first trainable weight that is a plain tensor; None if none is."""
+def values_of_a_weight(weights: Mapping[str, nn.Parameter]) -> list[float]:
+    """Return the first values of the first trainable weight that is a plain tensor; [] if none is."""
     plain = (weight for weight in weights.values() if weight.requires_grad and is_plain(weight))
-    first = next(plain, None)
-    return None if first is None else first.detach().flatten()[:VALUES_COMPARED].clone()
+    return next((one.detach().flatten()[:VALUES_COMPARED].tolist() for one in plain), [])
 
 
 def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:

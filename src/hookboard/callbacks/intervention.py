@@ -37,7 +37,7 @@ class Intervention(HookboardCallback[_EditState]):
     The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
     the changed tensors, regardless of their place in the list. Compiled code runs uncompiled in the batches that are
     changed. Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation
-    they are those of each batch. A description of the change is logged once as text, under `interventions/<role>`.
+    they are those of each batch. The callback is logged once as text, under `interventions/<role>`.
 
     Args:
         rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML, by `class_path`
@@ -100,12 +100,8 @@ class Intervention(HookboardCallback[_EditState]):
         self.stages = stages
         self.first_step = first_step
         self.last_step = last_step
-        self._is_told = False
 
     # What it does at each point of a run. An error stops the run: without the change it would be another experiment.
-
-    def _reset(self) -> None:
-        self._is_told = False
 
     def _stages(self, loop: Loop) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
@@ -130,13 +126,12 @@ class Intervention(HookboardCallback[_EditState]):
         return is_within or not loop.is_fitting
 
     def _begin_batch(self, loop: Loop, state: _EditState, batch: Any, batch_idx: int) -> None:
+        if loop.is_rank_zero and all(each.edits is None for each in self.states):
+            state.loggers.write(Entry(loop.logged_step, texts={f"interventions/{self.role}": f"`{self!r}`"}))
         state.edits = Edits(state.selection.modules, self.role, self.rule)
         state.until_batch_end.enter_context(run_eagerly())
         state.until_batch_end.callback(state.edits.detach)
         state.edits.attach()
-        if not self._is_told and loop.is_rank_zero:
-            self._is_told = True
-            state.loggers.write(Entry(loop.logged_step, texts={f"interventions/{self.role}": self._description(state)}))
 
     def _end_batch(self, loop: Loop, state: _EditState, has_stepped: bool) -> None:
         if not state.is_checked:
@@ -147,12 +142,4 @@ class Intervention(HookboardCallback[_EditState]):
     def _end_training(self, loop: Loop, state: _EditState) -> None:
         states = list(self._live.values())
         if state is states[0] and not any(each.is_checked for each in states):
-            rank_zero_warn(f"Intervention changed nothing in this fit: {self._description(state)}.")
-
-    def _description(self, state: StageState) -> str:
-        """Return the rule, role, modules, stages and steps in one line of Markdown."""
-        name = getattr(self.rule, "__qualname__", None) or repr(self.rule)
-        names = ", ".join(f"`{name}`" for name in state.selection.modules)
-        stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
-        last = "the last" if self.last_step is None else self.last_step
-        return f"`{name}` on the {self.role} of {names}; {stages}; steps {self.first_step} to {last}"
+            rank_zero_warn(f"Intervention changed nothing in this fit: {self!r}.")

@@ -71,10 +71,7 @@ class KernelLogger(PictureLogger):
             if not found:
                 raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
-            raise ValueError(
-                f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
-                "convolutions can be shown."
-            )
+            raise ValueError(f"modules={self.modules!r}, types={self.types!r} select no convolution.")
         computed = [name for name, module in found.items() if "weight" not in parameters_of(module)]
         if computed:
             inform(f"{self._name} leaves out {listed(computed)}: their weights are pruned or parametrized.")
@@ -97,12 +94,6 @@ class KernelLogger(PictureLogger):
             start = state.start.setdefault(module, now)  # a module that was added during the fit starts here
             pictures[self._tag(name)] = kernel_picture(now, start, name, weight.shape, size=self.size)
         return pictures
-
-    def _end_training(self, loop: Loop, state: PictureState) -> None:
-        """Draw the kernels at the end of a fit that was too short to draw them before."""
-        if state.last is None and state.every_n_steps and loop.logged_step:
-            self._end_batch(loop, state, has_stepped=True)
-        super()._end_training(loop, state)
 
     def _part(self, weight: Tensor) -> Tensor:
         """Return the first kernels and channels of a weight. A sharded one is gathered: every rank must call this."""

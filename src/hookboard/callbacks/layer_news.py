@@ -1,6 +1,6 @@
 """`LayerNews`: the record of the watched layers for the tab in TensorBoard, whenever it is new or has changed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -10,8 +10,7 @@ from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops.stage_state import Selection
 from hookboard.measure.readings import Places
 from hookboard.measure.table import Table
-from hookboard.model.layers import order_with_late
-from hookboard.model.layouts import shape_of
+from hookboard.model.layers import layers_of, order_with_late
 from hookboard.model.parameters import weights_of
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Role
@@ -38,24 +37,19 @@ class LayerNews:
     def __init__(self, callback: str) -> None:
         self._callback = callback
         self.facts: Facts | None = None
-        """What `collect` returned last; None if it must be called again, because modules or parameters have changed."""
-        self.made_of: tuple[object, Facts | None] = (None, None)
-        """The key of the order and the facts that the last record was made of: while both stay the same, so does it."""
+        """What `known` returned last; None if it must be read again, because modules or parameters have changed."""
+        self._made_of: tuple[Places, Facts] | None = None
         self._last: list[bytes] = []
-        self._ran: list[str] = []
+        self._order: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def collect(self, model: nn.Module, selection: Selection) -> Facts:
-        """Read from the model what the other methods need, keep it in `facts`, and return it.
-
-        Args:
-            model: the whole model.
-            selection: what is watched.
-        """
-        self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
+    def known(self, model: nn.Module, selection: Selection) -> Facts:
+        """Return what is known of the selected modules of a model; it is read once, until `facts` is None again."""
+        if self.facts is None:
+            self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
         return self.facts
 
-    def record(self, places: Places, facts: Facts, table: Table, every_n_steps: int) -> dict[str, list[bytes]]:
+    def record(self, places: Places, facts: Facts, table: Table, every_n_steps: int) -> dict[str, Sequence[bytes]]:
         """Return the record, as a tag mapped to byte strings, if it has changed since the last call; otherwise {}.
 
         Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
@@ -63,39 +57,23 @@ class LayerNews:
 
         Args:
             places: the sites that were measured in the step or loop.
-            facts: what `collect` returned before the step.
+            facts: what `known` returned before the step.
             table: the table that measured the step.
             every_n_steps: number of optimizer steps between two due steps.
         """
-        defined = list(facts)
-        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
-        known = [name for name in self._ran if name in facts]
-        self._ran = order_with_late(known or ran, ran, defined)
-        return self.in_order(places, order_with_late(self._ran, defined, defined), facts, table, every_n_steps)
-
-    def in_order(
-        self, key: object, order: Iterable[str], facts: Facts, table: Table, every_n_steps: int
-    ) -> dict[str, list[bytes]]:
-        """Return the record as `record` does, with the modules in a given order; {} if it has not changed.
-
-        Args:
-            key: an object that the caller replaces when the order changes. If it and `facts` are the same objects as in
-                the last call, {} is returned.
-            order: the names of the modules in order.
-            facts: what `collect` returned before the step.
-            table: the table that measured the step.
-            every_n_steps: number of optimizer steps between two due steps.
-        """
-        if key is self.made_of[0] and facts is self.made_of[1]:
-            return {}
-        if facts is not self.made_of[1]:
+        before, self._made_of = self._made_of, (places, facts)
+        if before is None or before[1] is not facts:
             self._shapes = {}
-        self.made_of = key, facts
+        elif before[0] is places:
+            return {}
+        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
+        known = [name for name in self._order if name in facts]
+        self._order = order_with_late(known or ran, facts, list(facts))
         # The gradient of an output has the shape of the output.
         self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}
-        layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order)
-        before, self._last = self._last, LayersRecord(self._callback, every_n_steps, layers).strings()
-        return {} if self._last == before else {f"{LAYERS}/{self._callback}": self._last}
+        layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in self._order)
+        last, self._last = self._last, LayersRecord(self._callback, every_n_steps, layers).strings()
+        return {} if self._last == last else {f"{LAYERS}/{self._callback}": self._last}
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
@@ -105,18 +83,13 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
         model: the whole model.
         modules: the watched modules by name.
     """
-    owned: dict[str, dict[str, tuple[int, ...]]] = {}
-    frozen: dict[str, list[str]] = {}
-    for name, weight in weights_of(modules).items():
-        shape = None if is_lazy(weight) else shape_of(weight)  # what is lazy or nested has none
-        if shape is not None:
-            owner = name.rpartition(".")[0]
-            owned.setdefault(owner, {})[name] = shape
-            if not weight.requires_grad:
-                frozen.setdefault(owner, []).append(name)
+    weights = {name: one for name, one in weights_of(modules).items() if not is_lazy(one)}  # without a shape
+    layers, defined = layers_of(modules, weights), ["", *dict(named_submodules(model))]
     facts = {}
-    for name in dict.fromkeys([*(name for name in ("", *dict(named_submodules(model))) if name in modules), *modules]):
-        facts[name] = LayerFacts(name, _types_of(modules[name]), None, owned.get(name, {}), tuple(frozen.get(name, ())))
+    for name in dict.fromkeys([*filter(modules.__contains__, defined), *modules]):
+        shapes, trainable = layers[name].shapes, layers[name].trainable
+        frozen = tuple(weight for weight in shapes if weight not in trainable)
+        facts[name] = LayerFacts(name, _types_of(modules[name]), None, shapes, frozen)
     return facts
 
 

@@ -33,6 +33,9 @@ V = TypeVar("V", bound=MeasurementState)
 
 _NO_READINGS = ReadingList()
 
+Gaps = Mapping[tuple[str, Role], str]
+"""Why a site may have nothing to measure, by its name and role."""
+
 
 class SiteLogger(HookboardCallback[V]):
     """Base of callbacks that measure tensors and log one reading per site in each due step and evaluation loop.
@@ -42,9 +45,6 @@ class SiteLogger(HookboardCallback[V]):
 
     verb = "measures"
     state_class: type[V] = MeasurementState  # type: ignore[assignment]  # a subclass with another V sets it
-
-    _finish: Callable[[Readings], Readings] | None = None
-    """Computes what needs the readings of several sites, such as ratios; None if there is nothing to compute."""
 
     def __init__(
         self,
@@ -62,9 +62,7 @@ class SiteLogger(HookboardCallback[V]):
         check_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
         chosen("stages", stages, get_args(Stage))
         if not as_list(statistics) and not histogram:
-            raise wrong(
-                "statistics", statistics, "at least one statistic, or set histogram=True to log histograms only"
-            )
+            raise wrong("statistics", statistics, "at least one statistic, or histogram=True")
         self.modules = modules
         self.types = types
         self.every_n_steps = every_n_steps
@@ -99,6 +97,10 @@ class SiteLogger(HookboardCallback[V]):
             ValueError: a statistic is unknown.
         """
         return plan(self.statistics)
+
+    def _finish(self, found: Readings) -> Readings:
+        """Compute what needs the readings of several sites, such as ratios; a subclass may override this."""
+        return found
 
     @staticmethod
     def _part(weight: Tensor) -> Tensor:
@@ -189,13 +191,9 @@ class SiteLogger(HookboardCallback[V]):
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
             if state.weights:
-                self._measure_after_step(loop, state)
+                measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
                 state.before.clear()
             self._log(loop, state)
-
-    def _measure_after_step(self, loop: Loop, state: V) -> None:
-        """Measure the weights, and their updates, after all optimizers of the batch have stepped."""
-        measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
 
     def _end_evaluation(self, loop: Loop, state: V) -> None:
         self._log(loop, state)
@@ -230,7 +228,7 @@ class SiteLogger(HookboardCallback[V]):
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
-        facts = news.collect(model, state.selection) if news.facts is None else news.facts
+        facts = news.known(model, state.selection)
         is_first, state.has_logged = not state.has_logged, True
         causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
@@ -238,33 +236,25 @@ class SiteLogger(HookboardCallback[V]):
         def write() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent()
-            readings = readings if self._finish is None else self._finish(readings)
+            readings = self._finish(readings)
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
-                entry = Entry(step, filled.scalars(), filled.with_histogram())
-                if news.made_of != (readings.places, facts):
-                    entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
-                state.loggers.write(entry)
+                records = news.record(readings.places, facts, state.table, state.every_n_steps)
+                state.loggers.write(Entry(step, filled.scalars(), filled.with_histogram(), records=records))
             if causes:
-                self._name_gaps(state, step, readings, causes, names_in(model))
+                where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
+                self._name_gaps(state, where, readings, causes, names_in(model))
 
         self._do_later(state, write)
 
-    def _name_gaps(
-        self,
-        state: V,
-        step: int,
-        readings: Readings,
-        causes: Mapping[tuple[str, Role], str],
-        among: Sequence[str],
-    ) -> None:
+    def _name_gaps(self, state: V, where: str, readings: Readings, causes: Gaps, among: Sequence[str]) -> None:
         """Warn about all sites without a reading, or whose tensors were all empty, grouped by cause.
 
         Args:
             state: the state of the stage.
-            step: the optimizer step.
-            readings: those of the step.
+            where: the step or loop that was measured.
+            readings: what was measured there.
             causes: see `MeasurementState.why_nothing`.
             among: all names of the model, see `names_in`.
         """
@@ -277,7 +267,6 @@ class SiteLogger(HookboardCallback[V]):
                 cause = "switched off (see the warning above)"
             gaps.append((name, role, "every tensor was empty" if (name, role) in seen else cause))
         if gaps:
-            where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
             said = listed_gaps(gaps, among)
             rank_zero_warn(
                 f"{self._name}: {len(gaps)} of {len(causes)} sites had nothing to measure {where} (shown once):{said}"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_steps, check_whole
 from hookboard.base.eager import run_eagerly
-from hookboard.base.messages import inform, rank_zero_warn
+from hookboard.base.messages import inform
 from hookboard.images.picture import Picture
 from hookboard.loops.callback import HookboardCallback, why_no_step
 from hookboard.loops.loop import Loop
@@ -124,19 +124,12 @@ class PictureLogger(HookboardCallback[PictureState]):
             if pictures and loop.is_rank_zero:
                 state.loggers.write(Entry(loop.logged_step, pictures=pictures))
 
-    def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """End the stage with a warning if the evaluation has ended before the batch that is shown."""
-        if state.is_awaited:
-            self._drop(state)
-            rank_zero_warn(
-                f"{self._name} should show batch {self.batch_idx}, but this {state.stage} loop has fewer batches, "
-                "so there are no pictures. Set batch_idx to a smaller number."
-            )
-
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Log a line if the fit was too short for pictures."""
-        if state.stage == "train" and state.last is None:
-            inform(f"{self._name} showed nothing: {why_no_step(loop, state.every_n_steps)}.")
+        if state.last is None:
+            no_batch = f"no {state.stage} loop after the start of the fit had a batch {self.batch_idx}"
+            why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_batch
+            inform(f"{self._name} showed nothing: {why}.")
 
     def _source(self, state: PictureState) -> str:
         """Return the name of the batch that is shown, for captions: "validation batch 0" or "training batch"."""

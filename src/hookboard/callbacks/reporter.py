@@ -10,7 +10,7 @@ from hookboard.health.judge import Judge
 from hookboard.health.look import Look
 from hookboard.health.page import Page
 from hookboard.health.report import closing, news
-from hookboard.health.rule import Finding, Verdict
+from hookboard.health.rule import Verdict
 from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
 from hookboard.health.run import Run, StepFacts
 from hookboard.writers.entry import Entry
@@ -26,8 +26,6 @@ REPORT = "report"
 class Reporter:
     """Has a run judged, writes the verdicts to the loggers, and logs new alarms as warnings.
 
-    `see` and `tell` return all verdicts, worst first.
-
     Args:
         judge: judges the run.
         state: the state of the training.
@@ -36,64 +34,45 @@ class Reporter:
     def __init__(self, judge: Judge, state: MeasurementState) -> None:
         self.judge, self._state, self._loggers = judge, state, state.loggers
         self._page = Page(state.every_n_steps, judge.look_at)
-        self.alarms: set[tuple[str, str]] = set()
-        """Rule and module of each alarm for which a warning was given, also in a fit that this one continues."""
         self.said: list[Verdict] = []
         """The alarms for which a warning was given in this fit."""
-        self._is_closed = False
 
-    def see(self, look: Look, facts: StepFacts, known: Facts) -> tuple[Verdict, ...]:
-        """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerNews.in_order`."""
+    def see(self, look: Look, facts: StepFacts, known: Facts) -> None:
+        """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerNews.record`."""
         verdicts = self.judge.see(look, facts)
         self._say_new(verdicts)
         if self._loggers.loggers:
-            entry, ran, state = self._page.entry(self.judge.run, verdicts), self.judge.run.layers, self._state
-            names = [layer.name for layer in ran]
-            entry.records.update(state.news.in_order(ran, names, known, state.table, state.every_n_steps))
+            entry, state = self._page.entry(self.judge.run, verdicts), self._state
+            entry.records.update(state.news.record(look.table.places, known, state.table, state.every_n_steps))
             self._loggers.write(entry)
-        return verdicts
 
-    def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> tuple[Verdict, ...]:
+    def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> None:
         """Judge NaN or Inf, whose batches may have been searched, warn of them, and log the last look before."""
         judge = self.judge
         if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in judge.verdicts):
-            return judge.verdicts  # an earlier look has shown where it began: the loss is what follows from it
+            return  # an earlier look has shown where it began: the loss is what follows from it
         for event in events:
             judge.add("nonfinite", event.finding, event.step, event.is_located, is_searched)
         self._say_new(judge.verdicts)
         if judge.run.looks:
             self._loggers.write(Entry(events[0].step, texts={BEFORE: before_nonfinite(judge.run.looks[-1])}))
-        return judge.verdicts
-
-    def add(self, finding: Finding, step: int) -> tuple[Verdict, ...]:
-        """Judge at once what was found in the code of a step."""
-        self.judge.add(finding.rule, finding, step)
-        return self.judge.verdicts
 
     def close(self) -> None:
-        """Write the page for the last time and log the worst verdicts; nothing before a look or in a second call.
-
-        It does not raise.
-        """
-        if self._is_closed or not self.judge.run.seen:
-            return
-        self._is_closed = True
+        """Write the page for the last time and log the worst verdicts; nothing before a look."""
         run, verdicts = self.judge.run, self.judge.verdicts
-        try:
-            self._say_new(verdicts)
-            if self._loggers.loggers:
-                self._loggers.write(self._page.last(run, verdicts))
-            say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
-            say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
-        except Exception as error:  # this runs while the hooks are removed, perhaps after another error
-            warn_switched_off("HealthMonitor's final report", error)
+        if not run.seen:
+            return
+        self._say_new(verdicts)
+        if self._loggers.loggers:
+            self._loggers.write(self._page.last(run, verdicts))
+        say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
+        say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
-        """Warn of each alarm that is not in `alarms` yet, and add it to them and to `said`."""
+        """Warn of each alarm of which nobody was warned yet."""
+        known = {(verdict.rule, verdict.module) for verdict in self.said}
         for verdict in verdicts:
-            key = verdict.rule, verdict.module
-            if verdict.severity == "alarm" and key not in self.alarms:
-                self.alarms.add(key)
+            if verdict.severity == "alarm" and (verdict.rule, verdict.module) not in known:
                 self.said.append(verdict)
                 alert(news(verdict))
 

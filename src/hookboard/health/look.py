@@ -129,8 +129,8 @@ class Look:
         apart: the weights that should be the same on all ranks and are not.
         is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
             them underflowed.
-        factors: the weights that are the factors of an adapter. Their steps count for the frozen weight that it adds
-            to, whose `parameter_update` is that of their product times its scale.
+        factors: the weights that are the factors of an adapter. Their steps alone do not tell how far they move the
+            frozen weight that it adds to.
         has_other_weights: True if an evaluation ran with other weights than the model had when it began.
     """
 

@@ -362,7 +362,7 @@ def _rms_of_layers(look: LookArrays) -> np.ndarray:
     layers, rows = look.layers, [look.rows[role] for role in ROLES_OF_WEIGHTS]
     rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
     count[ROLES_OF_WEIGHTS.index("parameter_before")] *= look.rows["parameter_update"].is_there
-    if look.look.factors:  # their steps count for the weight that they add to
+    if look.look.factors:  # one begins at 0: their own steps tell no rate
         count[ROLES_OF_WEIGHTS.index("parameter_before") :] *= ~np.isin(layers.weights, [*look.look.factors])
     squares = np.where(count > 0, rms * rms * count, 0.0)
     cells = len(ROLES_OF_WEIGHTS) * len(layers.names)

@@ -183,7 +183,8 @@ def _has_modes(module: nn.Module) -> bool:
     shares = (getattr(module, name, None) for name in ("p", "dropout"))
     is_off = any(isinstance(share, int | float) and share == 0 for share in shares)
     is_off |= getattr(module, "track_running_stats", True) is False
-    return not is_off and "training" in getattr(type(module).forward, "__code__", _has_modes.__code__).co_names
+    forward = getattr(type(module), "forward", None)  # that of a TorchScript module cannot be read
+    return not is_off and "training" in getattr(forward, "__code__", _has_modes.__code__).co_names
 
 
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:

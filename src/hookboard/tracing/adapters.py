@@ -1,6 +1,6 @@
 """`adapters`: two factors whose product is added to a frozen weight, as in LoRA; which of them can learn nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -31,33 +31,19 @@ class Factor(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """Two factors through which a layer's input goes beside a frozen weight: it works as `weight + scale * up @ down`.
+    """Two factors through which a layer's input goes beside a frozen weight, as if `up @ down` were added to it.
 
     Args:
         weight: the frozen weight.
         down: the factor that takes the input.
         up: the factor that takes the result of `down`.
-        scale: what their product is multiplied by.
         biases: the names of the biases that the calls with the factors add.
     """
 
     weight: Factor
     down: Factor
     up: Factor
-    scale: float
     biases: tuple[str, ...] = ()
-
-    def product(self, weights: Mapping[str, Tensor], every: int = 1) -> Tensor:
-        """Return what it adds to every k-th unit of the frozen weight, in float32 or finer, with that weight's layout.
-
-        Args:
-            weights: the three weights by name.
-            every: k.
-        """
-        up, down = (one.of(weights[one.name].detach()) for one in (self.up, self.down))
-        up, down = (up, down[:, ::every]) if self.weight.is_flipped else (up[::every], down)
-        dtype = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
-        return self.weight.of(self.scale * (up.to(dtype) @ down.to(dtype)))
 
 
 def adapters_of(step: StepTrace) -> list[Adapter]:
@@ -65,13 +51,9 @@ def adapters_of(step: StepTrace) -> list[Adapter]:
     found: dict[tuple[str, str, str], Adapter] = {}
     for op in step.ops:
         values = op.inputs if op.name in ("add", "radd", "iadd") else []
-        alpha = op.arguments.get("alpha", 1)  # a factor of the second
-        if len(values) != 2 or not isinstance(alpha, int | float):
-            continue
-        for beside, adding in (values, values[::-1]) if alpha == 1 else (values,):
+        for beside, adding in (values, values[::-1]) if len(values) == 2 else ():
             adapter = _between(beside, adding)
             if adapter is not None:
-                adapter = adapter._replace(scale=adapter.scale * alpha)
                 found[adapter.weight.name, adapter.down.name, adapter.up.name] = adapter
     return list(found.values())
 
@@ -83,9 +65,9 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
         beside: what it is added to; other adapters may have been added before.
         adding: what is added.
     """
-    factor, multiplied = _scaled(adding)
+    multiplied = _scaled(adding)
     up, value = product_of(multiplied)
-    between, passed = _scaled(value, drops=True)
+    passed = _scaled(value, drops=True)
     down, source = product_of(passed) if up else (None, value)
     if up is None or down is None:
         return None
@@ -93,7 +75,7 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
     while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):
         beside = beside.op.inputs[0]
         weight, given = product_of(beside)
-    inside, start = _scaled(source, drops=True, until=given.origin)
+    start = _scaled(source, drops=True, until=given.origin)
     if weight is None or weight[1].requires_grad or start is not given.origin:
         return None
     shapes = [one[0].of(torch.empty(one[1].shape, device="meta")).shape for one in (weight, down, up)]
@@ -101,20 +83,19 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
         return None
     added = (one.parameter for made in (multiplied, passed) if made.op is not None for one in made.op.inputs)
     biases = tuple(name for name in added if name is not None and name not in (down[0].name, up[0].name))
-    return Adapter(weight[0], down[0], up[0], factor * between * inside, biases)
+    return Adapter(weight[0], down[0], up[0], biases)
 
 
-def _scaled(value: Value, *, drops: bool = False, until: Value | None = None) -> tuple[float, Value]:
-    """Follow a value back through views, casts and factors, with `drops` also dropout; return the factors' product."""
-    factor, value = 1.0, value.origin
+def _scaled(value: Value, *, drops: bool = False, until: Value | None = None) -> Value:
+    """Follow a value back through views, casts and factors, with `drops` also dropout."""
+    value = value.origin
     while value is not until and (op := value.op) is not None and len(op.inputs) == 1:
         numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
-        if op.name in ("mul", "rmul", "imul", "div", "truediv") and len(numbers) == 1 and numbers[0]:
-            factor *= numbers[0] if op.name.endswith("mul") else 1 / numbers[0]
-        elif not (drops and "dropout" in op.name):
+        is_scaling = op.name in ("mul", "rmul", "imul", "div", "truediv") and len(numbers) == 1 and numbers[0]
+        if not is_scaling and not (drops and "dropout" in op.name):
             break
         value = op.inputs[0].origin
-    return factor, value
+    return value
 
 
 def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:

@@ -63,28 +63,16 @@ class LiveStep:
         """The adapters that the calls so far show."""
         self._schedules: list[Finding] | None = None
 
-    def begin(self, batch: Any, in_closure: bool = False) -> None:
-        """Follow the batch that comes next.
-
-        Args:
-            batch: the batch; None if it is not known.
-            in_closure: whether an optimizer runs it, as often as it likes.
-        """
+    def begin(self, batch: Any) -> None:
+        """Follow the batch that comes next; it is None if it is not known."""
         self.leave()
         self._tries += 1
         try:
             computing_plainly(self._follow)(batch)
-            if self._ledger is not None:
-                self._ledger.is_in_closure = in_closure
         except Exception as error:  # the user's step runs, followed or not; so with all below
             self._say_not_read(error)
             self._has_failed = True
             self.leave()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more of the batch is read, if only because of an error."""
-        return self._reader is None or self._reader.step.is_over
 
     def _follow(self, batch: Any) -> None:
         if self._schedules is None:  # before their first step

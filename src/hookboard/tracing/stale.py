@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hookboard.base.either_lightning import is_lightning
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import version_of
+from hookboard.base.torch_private import computing_plainly, version_of
 from hookboard.base.user_code import is_of_library, user_frame
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Place
@@ -111,6 +111,7 @@ class StaleGradients:
         """Whether no optimizer is watched any more, and all that was found has been reported."""
         return not self._stale and not self._empty and all(watched.is_decided for watched in self._watched.values())
 
+    @computing_plainly
     def before_backward(self) -> None:
         """Note that a backward pass begins: sample what the last step left, or drop what was cleared since."""
         for watched in self._watched.values():

@@ -1,7 +1,7 @@
 """Python runs this file as it starts in a process of `hookboard run`, before the script, which stays as it is.
 
-It imports nothing but what Python has loaded anyway. When the script has imported a Trainer, or torch's optimizers, the
-method that begins a training is wrapped; the first call of that imports hookboard.
+It imports nothing but what Python has loaded anyway. When the script has imported a Trainer, the method
+that begins a training is wrapped; the first call of that imports hookboard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ WATCHED = {
     "lightning.pytorch.trainer.trainer": ("Trainer", "fit", "before_fit"),
     "pytorch_lightning.trainer.trainer": ("Trainer", "fit", "before_fit"),
     "transformers.trainer": ("Trainer", "train", "before_train"),
-    "torch.optim.optimizer": ("Optimizer", "__init__", "before_optimizer"),
 }
 """Module -> a class in it, a method, and the function of `callbacks/in_script.py` that is called before the method."""
 
@@ -76,12 +75,13 @@ def run_hidden() -> None:
 
 
 def say_if_nothing_was_watched() -> None:
-    """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
+    """Say how to watch a loop of one's own, if a script that uses torch has ended without a Trainer."""
     has_ended_well = not hasattr(sys, "last_value")
-    others = {"hookboard.callbacks.in_script", "torch.distributed.launcher", "accelerate.commands"}  # its ranks are
+    others = {"hookboard.loops.bare", "torch.distributed.launcher", "accelerate.commands"}  # its ranks are
     if has_ended_well and "torch" in sys.modules and others.isdisjoint(sys.modules):
         sys.stderr.write(
-            "hookboard: nothing was watched because the script created no Trainer and no torch optimizer.\n"
+            "hookboard: nothing was watched because the script called no Trainer. Wrap a loop of your own "
+            "in `with hookboard.watch(model, optimizer, hookboard.HealthMonitor()) as run:`, a step in `run.step()`.\n"
         )
 
 

@@ -166,7 +166,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
     among = f" (median over layers; {before})"
     is_large, is_now = whole > UPDATE_RATIO_LARGE, bool(steps[-1] == run.now.step)
-    moves, until = _moves(_the_ratio(run), among, steps, whole, is_large, is_now)
+    moves, until = _moves("the update-to-weight ratio", among, steps, whole, is_large, is_now)
     peak = max(run.peak_rate.values(), default=math.nan)
     highest = f" ({peak:.2g} at its highest)" if f"{peak:.2g}" != f"{_rate(run):.2g}" and peak > _rate(run) else ""
     evidence = f"{moves}, at a learning rate of {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
@@ -178,11 +178,6 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     severity: Severity = "note" if is_over or run.losses.is_well else "alarm"
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
-
-
-def _the_ratio(run: Run) -> str:
-    of_weights = " of the adapted weights" if run.now.factors else ""
-    return f"the update-to-weight ratio{of_weights}"
 
 
 def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
@@ -327,8 +322,8 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
-        f"{_the_ratio(run)} is {usual:.1g} (median over layers; 1e-3 is usual), at a learning rate of {max(rates):.2g} "
-        f"with {optimizer}{harm_of(run)}"
+        f"the update-to-weight ratio is {usual:.1g} (median over layers; 1e-3 is usual), at a learning rate of "
+        f"{max(rates):.2g} with {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.
     at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)
