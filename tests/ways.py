@@ -66,7 +66,7 @@ def measured(*tensors, kernel="compiled", statistics=tuple(FORMULAS), **options)
 
 def by_kernel(tensor, dim=None, counts=None, minus=None):
     """What the compiled kernel gives of one tensor: its row, and those of its channels."""
-    how = {"has_bins": counts is not None, "has_minus": minus is not None, "with_abs_mean": True}
+    how = {"has_minus": minus is not None, "with_abs_mean": True}
     form = native.form_of(tensor, dim, **how)
     channels = 0 if dim is None else tensor.shape[dim]
     rows = torch.empty(1 + channel_row_count(channels), WIDTH, dtype=torch.float64)

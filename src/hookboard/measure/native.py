@@ -44,9 +44,7 @@ Form = tuple[int, int, int, int, int, int, bool]
 `Job` in `_native.c`, and whether it measures `abs_mean`."""
 
 
-def form_of(
-    tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
-) -> Form | None:
+def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs_mean: bool) -> Form | None:
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first

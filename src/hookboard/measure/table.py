@@ -247,7 +247,7 @@ class Table:
         dim = dim if dim is not None and 0 <= dim < part.dim() else None
 
         def form_of(numbers: Tensor, dim: int | None) -> Any:
-            how = {"has_bins": slot.has_bins, "has_minus": minus is not None, "with_abs_mean": self._plan.with_abs_mean}
+            how = {"has_minus": minus is not None, "with_abs_mean": self._plan.with_abs_mean}
             return None if slab.kernel is None else slab.kernel.form_of(numbers, dim, **how)
 
         form = form_of(numbers, dim) if minus is None or (numbers is part and can_subtract(minus, part)) else None
