@@ -127,17 +127,6 @@ def _middle(place: int, low: float, high: float) -> float:
     return min(max(middle, low), high)
 
 
-def shifted(counts: np.ndarray, factor: float) -> np.ndarray:
-    """Return the counts of the values divided by a factor: exact for a power of two, else off by half a bin at most."""
-    finite = 255 << MANTISSA_BITS
-    places = (np.arange(finite) - round(math.log2(factor) * (1 << MANTISSA_BITS))).clip(0, finite - 1)
-    places[0] = 0  # that of 0
-    moved = np.zeros_like(counts)
-    for start in (0, BINS // 2):  # positive numbers, then negative ones
-        np.add.at(moved, start + places, counts[start : start + finite])
-    return moved
-
-
 def count_below(counts: np.ndarray, limit: float) -> float:
     """Return how many finite values are smaller in magnitude than a limit, which is an edge of a bin."""
     bins = int(np.float32(limit).view(np.uint32)) >> SHIFT

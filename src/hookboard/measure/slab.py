@@ -12,16 +12,13 @@ from torch import Tensor
 
 from hookboard.measure import card, native
 from hookboard.measure.by_torch import count_into, rows_of
-from hookboard.measure.histogram import BINS, shifted
+from hookboard.measure.histogram import BINS
 from hookboard.measure.row import EMPTY, FIELDS, WIDTH, channel_row_count, merge
 from hookboard.measure.statistics import Plan
 from hookboard.measure.values import widened
 from hookboard.model.sites import ROLES, RoleTraits, Site
 
 _ABS_MEAN = FIELDS.index("abs_mean")
-
-_SCALED = [FIELDS.index(name) for name in ("mean", "deviation", "abs_mean", "min", "max")]
-"""The columns that a loss scale multiplies."""
 
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
@@ -51,7 +48,6 @@ class Slot:
         is_mixed: whether the rows of channels mean nothing, because its tensors had different numbers of channels, or a
             kernel could not be launched.
         dtype: that of the first tensor.
-        scale: the loss scale that the rows carry; None for none.
         own: the numbers of the user's statistics, see `statistics.joined`; None without any.
     """
 
@@ -70,7 +66,6 @@ class Slot:
     is_empty: bool = False
     is_mixed: bool = False
     dtype: torch.dtype | None = None
-    scale: Tensor | None = None
     own: Tensor | None = None
 
     @property
@@ -87,7 +82,7 @@ class Slot:
         """Drop what belongs to the step, so that another can begin."""
         self.start = self.bins = -1
         self.has_rows = self.is_empty = self.is_mixed = False
-        self.dtype = self.scale = self.own = None
+        self.dtype = self.own = None
 
 
 class Columns(NamedTuple):
@@ -216,22 +211,15 @@ class Slab:
         dtypes, widths = [slot.dtype for slot in slots], [slot.width if slot.has_rows else 0 for slot in slots]
         without_rows = np.array([not slot.has_rows for slot in slots], bool)
         owns = {place: slot.own for place, slot in enumerate(slots) if slot.own is not None}
-        carried = {place: slot.scale for place, slot in enumerate(slots) if slot.scale is not None}
-        scales = {id(scale): scale for scale in carried.values()}
-        further = [torch.stack([*few.values()]) if few else _NONE for few in (owns, scales)]
         blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
-        copied = sent_together([*blocks, *further, *(_NONE if each is None else each for each in along)])
+        all_owns = torch.stack([*owns.values()]) if owns else _NONE
+        copied = sent_together([*blocks, all_owns, *(_NONE if each is None else each for each in along)])
 
         def arrived() -> tuple[Columns, list[list[float]]]:
-            rows, bins, own_numbers, factors, *rest = [copy.numpy() for copy in copied()]
+            rows, bins, own_numbers, *rest = [copy.numpy() for copy in copied()]
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
             counts = [bins[row] if row >= 0 else None for row in bins_at]
-            factor_of = dict(zip(scales, factors.tolist(), strict=True))
-            for place, scale in carried.items():
-                (start, end), found, factor = spans[place], counts[place], factor_of[id(scale)]
-                rows[start:end, _SCALED] /= factor
-                counts[place] = None if found is None else shifted(found, factor)
             own = np.tile(self._plan.neutral, (len(slots), 1))
             if owns:
                 own[[*owns]] = own_numbers

@@ -60,8 +60,7 @@ class Table:
     ) -> None:
         self.stage: Stage = stage
         self.scale: Tensor | None = None
-        """The scale that gradients carry now, shape (); readings are divided by it. None if they carry none. While it
-        stays the same, so does this tensor."""
+        """The scale that gradients carry now, shape (), by which they are divided; None if they carry none."""
         self._plan, self._histogram, self._channels = plan, histogram, channels
         self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
@@ -187,11 +186,9 @@ class Table:
             self.switch_off([slot.site], error)
 
     def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[Job] | None) -> None:
-        scale = self.scale if slot.traits.is_gradient else None
-        if slot.has_rows and scale is not slot.scale:  # it has changed within the step: brought to that of the rows
-            tensor = widened(tensor.detach()) * (_number(slot.scale) / _number(scale))
-        elif not slot.has_rows:
-            slot.scale = scale
+        if self.scale is not None and slot.traits.is_gradient:
+            slot.dtype = slot.dtype or tensor.dtype
+            tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
         key = _key_of(tensor, minus)
         reader = slot.readers.get(key)
         if reader is None or slot.slab is None:
@@ -211,8 +208,7 @@ class Table:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
         slot.dtype = slot.dtype or tensor.dtype
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
-            tensor = tensor.detach()
-            own = own_numbers(self._plan.own, tensor if slot.scale is None else tensor.float() / slot.scale)
+            own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
 
     def _measure_anew(self, slot: Slot, tensor: Tensor, minus: Tensor | None, key: object) -> None:
@@ -286,10 +282,6 @@ class Table:
         overflowed = np.zeros(len(sites), bool)
         of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
         return Readings(self._places, *of_sites, self.stage, overflowed, flags, along)
-
-
-def _number(scale: Tensor | None) -> Tensor | float:
-    return 1.0 if scale is None else scale
 
 
 def _key_of(tensor: Tensor, minus: Tensor | None) -> object:
