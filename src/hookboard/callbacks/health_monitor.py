@@ -615,7 +615,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                     seen, told = of_all_ranks(ranks, seen, told)
                 if ranks is not None and state.compares:
                     differing = apart(ranks, compared, readings.along[len(parts) :])
-                overflowed = is_scaled and bool(readings.overflowed.any())
+                overflowed = is_scaled and readings.overflowed
                 look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, differing, is_scaled, factors)
                 self._tell(state, told)
                 self._judge(state, lambda reporter: reporter.see(look, facts, known))

@@ -67,7 +67,7 @@ class LayerNews:
             every_n_steps: number of optimizer steps between two due steps.
         """
         defined = list(facts)
-        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
+        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.names(role) if name in facts)
         known = [name for name in self._ran if name in facts]
         self._ran = order_with_late(known or ran, ran, defined)
         return self.in_order(places, order_with_late(self._ran, defined, defined), facts, table, every_n_steps)

@@ -148,7 +148,7 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module's (first) tensor, or parameter, in this role; None if there is none."""
-        row = self.table.places.first(role).get(name)
+        row = self.table.places.first.get((name, role))
         return None if row is None else self.table.at(row)
 
     @functools.cached_property

@@ -364,7 +364,7 @@ class Run:
         if look.table.places is self._ordered_by:
             return
         known = {layer.name: layer for layer in self.layers}
-        ran = dict.fromkeys(name for name in look.table.places.first("output") if name in known)
+        ran = dict.fromkeys(name for name in look.table.places.names("output") if name in known)
         if not ran.keys() <= self._ran.keys():
             self._order(known, ran)
         self._ordered_by = look.table.places

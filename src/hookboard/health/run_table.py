@@ -389,7 +389,7 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 def _shares_of_experts(look: LookArrays) -> np.ndarray:
     """Return `expert_share` of each layer, shape (layers,); NaN for what is no router, or not counted."""
     shares = np.full(len(look.layers.names), np.nan)
-    for name in look.look.table.places.first("expert_tokens"):
+    for name in look.look.table.places.names("expert_tokens"):
         reading = look.look.of(name, "expert_tokens")
         if reading is not None and reading.channels is not None and name in look.layers.names:
             tokens = reading.channels[:, _COUNT] * reading.channels[:, _MEAN]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -278,10 +277,9 @@ class Table:
         found = histograms([each for each in bins if each is not None], low, high) if counted else []
         drawn = dict(zip(counted, found, strict=True))
         drawn_or_none = [drawn.get(place) for place in range(len(sites))]
-        statistics = self._plan.table(rows, own, bins, channels, dtypes)
-        overflowed = np.zeros(len(sites), bool)
+        statistics = self._plan.values(rows, own, bins, channels, dtypes)
         of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
-        return Readings(self._places, *of_sites, self.stage, overflowed, flags, along)
+        return Readings(self._places, *of_sites, self.stage, flags, along)
 
 
 def _key_of(tensor: Tensor, minus: Tensor | None) -> object:
