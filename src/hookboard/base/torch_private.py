@@ -29,7 +29,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -122,15 +121,6 @@ forward_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_h
 
 forward_pre_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_pre_hooks")
 """Returns the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
-
-
-def renumber(handle: RemovableHandle, number: int) -> None:
-    """Give a module's hook another number, one that no other hook of the module has."""
-    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
-        hooks = reference()
-        if hooks is not None and handle.id in hooks:
-            hooks[number] = hooks.pop(handle.id)
-    handle.id = number
 
 
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")

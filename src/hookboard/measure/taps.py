@@ -86,11 +86,10 @@ class Taps:
         self._hook(tap for tap in self._taps.values() if tap.layer is None)
 
     def _hook(self, taps: Iterable["_ModuleTap"]) -> None:
-        numbers: dict[str, int] = {}
         for tap in taps:
             if not tap.hooks:
                 before = tap.enter if tap.counts_calls or "input" in self.roles else None
-                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True, numbers=numbers)
+                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
