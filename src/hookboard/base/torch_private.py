@@ -173,14 +173,9 @@ def runs_compiled(module: nn.Module) -> bool:
     )
 
 
-def has_compiled_anything() -> bool:
-    """Return True if torch.compile has made a graph in this process."""
-    return bool(counters["stats"])
-
-
 def forget_graphs() -> None:
     """Drop all graphs of torch.compile, if there are any, so that new ones contain the hooks that modules have now."""
-    if has_compiled_anything():
+    if counters["stats"]:
         torch.compiler.reset()
 
 
