@@ -13,7 +13,7 @@ from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure import native
 from hookboard.measure.card import measuring_device
-from hookboard.measure.histogram import histograms
+from hookboard.measure.histogram import histogram
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
@@ -272,13 +272,13 @@ class Table:
             self._places = Places(sites)
         own = columns.own.reshape(len(sites), len(self._plan.own))
         _, rows, _, channels, bins, dtypes, widths = columns
-        counted = [place for place, each in enumerate(bins) if each is not None] if self._histogram else []
-        low, high = rows[counted][:, [_MIN, _MAX]].T
-        found = histograms([each for each in bins if each is not None], low, high) if counted else []
-        drawn = dict(zip(counted, found, strict=True))
-        drawn_or_none = [drawn.get(place) for place in range(len(sites))]
+        ends = rows[:, [_MIN, _MAX]].tolist()
+        drawn = [
+            None if each is None or not self._histogram else histogram(each, *ends[place])
+            for place, each in enumerate(bins)
+        ]
         statistics = self._plan.values(rows, own, bins, channels, dtypes)
-        of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
+        of_sites = rows, channels, dtypes, widths, statistics, drawn
         return Readings(self._places, *of_sites, self.stage, flags, along)
 
 
