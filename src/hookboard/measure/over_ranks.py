@@ -10,7 +10,7 @@ import torch
 
 from hookboard.base.ranks import Ranks
 from hookboard.measure.histogram import BINS
-from hookboard.measure.row import EMPTY, NONFINITE, channel_row_count, elements_in, merge_over
+from hookboard.measure.row import EMPTY, channel_row_count, elements_in, merge_over
 from hookboard.measure.slab import Columns, Slot
 from hookboard.measure.statistics import Plan
 from hookboard.model.sites import Site
@@ -58,18 +58,16 @@ class Agreement:
             extent, known = Extent(0 if channels is None else width, bins is not None, dtype), self._extents.get(site)
             if known is None or extent.width not in (0, known.width) or extent.has_bins > known.has_bins:
                 new[site] = extent
-        told = [bool(new), columns.rows[:, NONFINITE].any(), *flags]
-        is_new, has_nonfinite, *flags = self._ranks.max(torch.tensor(told, dtype=torch.float64, device="cpu")).tolist()
+        told = torch.tensor([bool(new), *flags], dtype=torch.float64, device="cpu")
+        is_new, *flags = self._ranks.max(told).tolist()
         if is_new:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, Extent())
                 self._extents[site] = Extent(width or known.width, has_bins or known.has_bins, known.dtype or dtype)
-        found = self._over_ranks(mine, slots, with_nonfinite=bool(has_nonfinite))
+        found = self._over_ranks(mine, slots)
         return Columns.of([*found, *(site for site in sites if not site[0].is_shared)]), flags
 
-    def _over_ranks(
-        self, mine: Mapping[Site, Any], slots: dict[Site, Slot], *, with_nonfinite: bool
-    ) -> list[tuple[Any, ...]]:
+    def _over_ranks(self, mine: Mapping[Site, Any], slots: dict[Site, Slot]) -> list[tuple[Any, ...]]:
         """Merge the agreed sites, and return what there is of each, see `Columns.of`."""
         lengths = [1 + channel_row_count(extent.width) for extent in self._extents.values()]
         spans = [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
@@ -90,9 +88,7 @@ class Agreement:
                     part[1:, 0] = math.nan  # what it lacks is unknown, not empty
                 if counted is not None:
                     counts[site][:] = counted
-        # Columns without content are not sent: channels have many rows.
-        how = {"with_abs_mean": self._plan.with_abs_mean, "with_nonfinite": with_nonfinite}
-        rows = merge_over(self._ranks, torch.from_numpy(rows), **how).numpy()
+        rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
         if with_bins:
             counts = dict(zip(with_bins, self._ranks.sum(torch.from_numpy(bins)).numpy(), strict=True))
         own = self._merged_own(torch.from_numpy(own)) if self._plan.own else own
