@@ -31,7 +31,6 @@ class Variant(NamedTuple):
 
     dtype: str
     layout: int
-    minus: bool = False
     aligned: bool = True
 
     def form(self) -> Any:
@@ -40,7 +39,7 @@ class Variant(NamedTuple):
 
         shape, dim = LAYOUTS[self.layout]
         tensor = torch.empty(shape, device="meta", dtype=TYPES[self.dtype])
-        form = on_gpu.form_of(tensor, dim, has_minus=self.minus, with_abs_mean=True)
+        form = on_gpu.form_of(tensor, dim, has_minus=False, with_abs_mean=True)
         assert form.constants["LAYOUT"] == self.layout
         return form
 
@@ -52,13 +51,12 @@ def source_of(variant: Variant) -> Any:
     from hookboard.measure import on_gpu
 
     constants = {**variant.form().constants, "IS_ALIGNED": variant.aligned}
-    pointers = {"values": f"*{variant.dtype}", "minus": f"*{variant.dtype}", "slab": "*fp64"}
-    pointers |= {"scratch": "*fp64", "counters": "*i32"}
+    pointers = {"values": f"*{variant.dtype}", "slab": "*fp64", "scratch": "*fp64", "counters": "*i32"}
     numbers = {"programs": "i32"} | dict.fromkeys(["row", "outer", "channels", "inner", "every"], "i64")
     numbers |= {"is_fresh": "i32"}
     signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    aligned = range(0 if variant.aligned else 2, len(pointers))
+    aligned = range(0 if variant.aligned else 1, len(pointers))
     return ASTSource(
         on_gpu.measure,
         signature=signature,
@@ -78,7 +76,7 @@ def compiled(capability: int, variant: Variant) -> Any:
     return triton.compile(source_of(variant), target=target, options=on_gpu.OPTIONS)
 
 
-OF_A_FIRST_STEP = [*(Variant("bf16", layout) for layout in LAYOUTS), Variant("bf16", FIRST, minus=True)]
+OF_A_FIRST_STEP = [*(Variant("bf16", layout) for layout in LAYOUTS), Variant("fp32", FIRST)]
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def main(backend, architecture, warp):
                 "failed": worked,
                 "launched": len(launched),
                 "looked up": len(found),
-                "same numbers": [each[5:] for each in launched[:2]],
+                "same numbers": [each[4:] for each in launched[:2]],
                 "given up": len(on_gpu._failed),
                 "triton": triton.__version__,
             }

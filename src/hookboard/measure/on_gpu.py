@@ -49,8 +49,8 @@ LAST = tl.constexpr(memory.LAST)
 
 @triton.jit
 def _load(
-    values, minus, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
-    WIDE: tl.constexpr, HAS_MINUS: tl.constexpr, IS_ALIGNED: tl.constexpr
+    values, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
     """Load rows from `start` on of a tensor, or of one of its channels, as float32, [ROWS, WIDE]; NaN for no value."""
     row, column = start + tl.arange(0, ROWS), tl.arange(0, WIDE)
@@ -76,16 +76,12 @@ def _load(
     # A mask, even one that is True everywhere, would make each value a load of its own.
     if is_full:
         x = tl.load(values + offsets).to(tl.float32)
-        if HAS_MINUS:
-            x -= tl.load(minus + offsets).to(tl.float32)
     else:
         if LAYOUT == LAST:
             is_there = (row < rows)[:, None] & (channel < channels)[None, :]
         else:
             is_there = (place[:, None] + column[None, :] < inner) & (row < rows)[:, None]
         x = tl.load(values + offsets, mask=is_there, other=float("nan")).to(tl.float32)
-        if HAS_MINUS:
-            x -= tl.load(minus + offsets, mask=is_there, other=0.0).to(tl.float32)
     return x
 
 
@@ -134,16 +130,16 @@ def _merge(parts, count, apart, is_there, to, is_fresh, PARTS: tl.constexpr, CHA
     tl.store(to[:, None] + column, merged, mask=is_there[:, None] & (column < WIDTH))
 
 
-@triton.jit(do_not_specialize=[*range(5, 12)])
+@triton.jit(do_not_specialize=[*range(4, 11)])
 def measure(
-    values, minus, slab, scratch, counters, programs: tl.int32, row: tl.int64, outer: tl.int64, channels: tl.int64,
+    values, slab, scratch, counters, programs: tl.int32, row: tl.int64, outer: tl.int64, channels: tl.int64,
     inner: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    HAS_MINUS: tl.constexpr, IS_ALIGNED: tl.constexpr
+    IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
     """Measure a tensor.
 
     Args:
-        values: float16, bfloat16 or float32, in one run of memory, less those of `minus`, in the same order.
+        values: float16, bfloat16 or float32, in one run of memory.
         slab: float64, (n, WIDTH): what is merged into, from `row` on.
         scratch, counters: float64, (n, WIDTH), and int32, (n,), all 0: as many as `Form.needs`.
         outer, channels, inner: the runs of a channel (for LAST, values), the channels (1 for none), a run's values.
@@ -159,13 +155,12 @@ def measure(
     length = outer if LAYOUT == LAST else outer * ((inner + (WIDE - 1)) // WIDE)
     if LAYOUT != LAST:
         values += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
-        minus += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
 
     tile, step = program.to(tl.int64) * ROWS, programs.to(tl.int64) * ROWS
     found = tl.where(is_there, 0, 1)
     pivot, at = found.to(tl.float64) * 0.0, tile
     while (tl.min(found, 0) == 0) & (at < length):
-        x = _load(values, minus, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
+        x = _load(values, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED)
         is_finite = tl.abs(x) < float("inf")
         clean, many = tl.where(is_finite, x, 0.0).to(tl.float64), tl.sum(_many(is_finite, LAYOUT), 0)
         mean = tl.sum(clean if LAYOUT == LAST else tl.sum(clean, 1)[:, None], 0) / tl.maximum(many, 1).to(tl.float64)
@@ -177,7 +172,7 @@ def measure(
     seen = tl.zeros([ROWS, CHANNELS], tl.int32)
     zeros, infinite = seen, seen  # +inf in the lower 16 bits, -inf above: no thread has as many values
     while tile < length:
-        x = _load(values, minus, tile, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
+        x = _load(values, tile, length, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED)
         is_finite = tl.abs(x) < float("inf")
         clean, many = tl.where(is_finite, x, 0.0), _many(is_finite, LAYOUT)
         smallest, largest = tl.where(is_finite, x, float("inf")), tl.where(is_finite, x, float("-inf"))
@@ -268,27 +263,24 @@ class Form(NamedTuple):
 
 
 Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
-"""A detached tensor to measure: its form; the tensor; what is subtracted from it (see `can_subtract`) if the form has
-that; its first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1."""
+"""A detached tensor to measure: its form; the tensor; what is subtracted from it (see `can_subtract`), or None; its
+first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1."""
 
 
 def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs_mean: bool) -> Form | None:
     """Return how the kernel reads a dense real tensor that is not empty, `abs_mean` always; None if it cannot."""
-    given = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dim, has_minus
-    return None if tensor.is_neg() else _form(*given)
+    if tensor.is_neg() or tensor.dtype not in DTYPES:
+        return None
+    dtype = torch.float32 if has_minus else tensor.dtype  # a difference
+    return _form(tensor.shape, tensor.stride(), dtype, tensor.device, dim)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _form(
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    dim: int | None,
-    has_minus: bool,
+    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None
 ) -> Form | None:
     found = memory.shape_in_memory(shape, stride, dim)
-    if dtype not in DTYPES or found is None:
+    if found is None:
         return None
     layout, outer, channels, inner, apart, every = found
     if channels > MAX_CHANNELS or apart > inner:
@@ -299,7 +291,7 @@ def _form(
     tiles = -(-(outer if is_last else outer * -(-inner // wide)) // rows)
     most = PROGRAMS_PER_PROCESSOR * processors(device) // (2 if is_last else 1)
     programs = max(1, min(tiles, most // groups))
-    constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide, "HAS_MINUS": has_minus}
+    constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide}
     return Form(
         (programs, outer, channels, inner, every),
         (programs * groups, (programs + 1) * channels + groups, 1 + groups),
@@ -317,7 +309,7 @@ def _tile(layout: int, vector: int) -> tuple[int, int]:
 
 
 def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor) -> list[int]:
-    """Measure tensors of one device on the current stream.
+    """Measure tensors of one device on the current stream; torch computes the differences, in float32.
 
     They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
     the indices of the jobs for which that did not work: nothing has changed there.
@@ -325,7 +317,8 @@ def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor) -> list[int]:
     failed = []
     for place, (form, values, minus, first_row, is_fresh, bin_row) in enumerate(jobs):
         numbers = [form.numbers[0], first_row, *form.numbers[1:], int(is_fresh)]
-        if not _launch(form, values, values if minus is None else minus, slab, numbers):
+        values = values if minus is None else values.float() - minus
+        if not _launch(form, values, slab, numbers):
             failed.append(place)
         elif bin_row >= 0:
             count_into(bins[bin_row], values.as_strided([values.numel()], [1]))  # in their order in memory
@@ -350,16 +343,16 @@ def _workspace(device: torch.device, rows: int, counters: int) -> tuple[Tensor, 
     return found
 
 
-def _launch(form: Form, values: Tensor, minus: Tensor, slab: Tensor, numbers: Sequence[int]) -> bool:
+def _launch(form: Form, values: Tensor, slab: Tensor, numbers: Sequence[int]) -> bool:
     """Launch the kernel on the current stream of its tensors' device, and return whether that worked."""
     # Triton also compiles for the alignment of each pointer. Memory that torch has allocated is aligned.
-    device, are_aligned = values.device, [each.data_ptr() % 16 == 0 for each in (values, minus)]
-    constants = {**form.constants, "IS_ALIGNED": form.can_align and all(are_aligned)}
-    variant = (form.variant, *are_aligned)
+    device, is_aligned = values.device, values.data_ptr() % 16 == 0
+    constants = {**form.constants, "IS_ALIGNED": form.can_align and is_aligned}
+    variant = (form.variant, form.can_align, is_aligned)
     if variant in _failed:
         return False
     try:
-        pointers, grid = [values, minus, slab, *_workspace(device, *form.needs[1:])], (form.needs[0], 1, 1)
+        pointers, grid = [values, slab, *_workspace(device, *form.needs[1:])], (form.needs[0], 1, 1)
         # Triton launches on the current device, which need not be the tensor's.
         is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():
