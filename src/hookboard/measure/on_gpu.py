@@ -256,10 +256,11 @@ class Form(NamedTuple):
     """How the kernel reads tensors of one shape, stride, dtype and device."""
 
     numbers: tuple[int, int, int, int, int]  # `programs`, then `outer` to `every` of `measure`
-    needs: tuple[int, int, int]  # how many programs, rows of scratch and counters
+    grid: int  # how many programs
+    needs: int  # how many rows of scratch, and at most as many counters
     can_align: bool  # all groups begin at a multiple of 16 bytes if the tensor does
     constants: dict[str, Any]  # what the kernel is compiled for
-    variant: tuple[object, ...]  # the device, the dtype and the constants: those of one variant share a launch
+    variant: tuple[object, ...]  # the device, the dtype and the constants: those of one variant share a kernel
 
 
 Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
@@ -294,7 +295,8 @@ def _form(
     constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide}
     return Form(
         (programs, outer, channels, inner, every),
-        (programs * groups, (programs + 1) * channels + groups, 1 + groups),
+        programs * groups,
+        (programs + 1) * channels + groups,
         channels % vector == 0 if is_last else channels * outer == 1 or inner % vector == 0,
         constants,
         (device, dtype, *constants.values()),
@@ -330,16 +332,15 @@ _failed: set[tuple[object, ...]] = set()  # variants that are not tried again
 _workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}  # by stream: there launches do not overlap
 
 
-def _workspace(device: torch.device, rows: int, counters: int) -> tuple[Tensor, Tensor]:
-    """Return scratch of at least `rows` rows, and at least `counters` counters, which are 0, for this stream."""
+def _workspace(device: torch.device, rows: int) -> tuple[Tensor, Tensor]:
+    """Return scratch of at least `rows` rows, and as many counters, which are 0, for this stream."""
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _workspaces.get(stream)
-    if found is None or len(found[0]) < rows or len(found[1]) < counters:
-        least = (4096, 2048) if found is None else (len(found[0]), len(found[1]))
+    if found is None or len(found[0]) < rows:
+        size = 2 * max(rows, 4096)
         with torch.inference_mode(False):  # its tensors could not be changed in place outside of it
-            scratch = torch.empty((2 * max(least[0], rows), WIDTH.value), dtype=torch.float64, device=device)
-            zeros = torch.zeros(2 * max(least[1], counters), dtype=torch.int32, device=device)
-        found = _workspaces[stream] = scratch, zeros
+            scratch = torch.empty((size, WIDTH.value), dtype=torch.float64, device=device)
+            found = _workspaces[stream] = scratch, torch.zeros(size, dtype=torch.int32, device=device)
     return found
 
 
@@ -352,7 +353,7 @@ def _launch(form: Form, values: Tensor, slab: Tensor, numbers: Sequence[int]) ->
     if variant in _failed:
         return False
     try:
-        pointers, grid = [values, slab, *_workspace(device, *form.needs[1:])], (form.needs[0], 1, 1)
+        pointers, grid = [values, slab, *_workspace(device, form.needs)], (form.grid, 1, 1)
         # Triton launches on the current device, which need not be the tensor's.
         is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():

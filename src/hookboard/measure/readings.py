@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hookboard.base.messages import Named
-from hookboard.base.prompts import table_html, text_table
+from hookboard.base.prompts import text_table
 from hookboard.measure.histogram import Histogram
 from hookboard.measure.row import NONFINITE, WIDTH, Moments, elements_in
 from hookboard.model.sites import MODEL, ROLES, Role, Site, Stage
@@ -61,21 +61,15 @@ def _site_in_words(site: Site) -> list[str]:
 
 
 class ReadingList(tuple[Reading, ...]):
-    """The readings of a step, which have one stage. A prompt and a notebook show them as a table."""
+    """The readings of a step, which have one stage. A prompt shows them as a table."""
 
     def __repr__(self) -> str:
-        return text_table(*self._table()) if self else "()"
-
-    def _repr_html_(self) -> str:
-        return table_html(*self._table()) if self else "No readings yet."
-
-    def _table(self) -> tuple[list[str], list[list[str]]]:
         names = list(dict.fromkeys(name for reading in self for name in reading.statistics))
         rows = [
             [*_site_in_words(one.site), *(f"{one.statistics[n]:.4g}" if n in one.statistics else "" for n in names)]
             for one in self
         ]
-        return ["name", "tensor", *names], rows
+        return text_table(["name", "tensor", *names], rows) if self else "()"
 
 
 class Places:

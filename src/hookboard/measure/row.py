@@ -59,11 +59,6 @@ class Moments(NamedTuple):
         return self.nan + self.posinf + self.neginf
 
     @property
-    def abs_sum(self) -> float:
-        """The sum of the absolute values of the finite values."""
-        return self.abs_mean * self.count
-
-    @property
     def rms(self) -> float:
         """The root mean square of the finite values; an array if the moments are arrays."""
         # Python's own `hypot` differs in the last bit from that of arrays.

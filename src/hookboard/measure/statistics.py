@@ -37,7 +37,7 @@ FORMULAS: dict[str, Formula] = {
     "abs_max": _of_finite(lambda m: np.maximum(abs(m.min), abs(m.max)), "the largest `abs(x)`", "log"),
     "abs_mean": _of_finite(lambda m: m.abs_mean, "`sum(abs(x)) / n`", "log"),
     "rms": _of_finite(lambda m: m.rms, "`sqrt(sum(x²) / n)`", "log"),
-    "l1": _of_finite(lambda m: m.abs_sum, "`sum(abs(x))`", "log"),
+    "l1": _of_finite(lambda m: m.abs_mean * m.count, "`sum(abs(x))`", "log"),
     "l2": _of_finite(lambda m: m.rms * np.sqrt(m.count), "`sqrt(sum(x²))`", "log"),
     "zero_fraction": _of_finite(lambda m: m.zeros / m.count, "number of `x == 0`, divided by `n`"),
     "nonfinite_count": Formula(lambda m: m.nonfinite, "number of values that are NaN or infinite"),
