@@ -607,7 +607,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         def arrived() -> None:
             with self._all_ranks_at(f"train {step}"):
-                readings = sent().filled()
+                readings = sent()
                 self._readings, differing = readings.values(), list[Apart]()
                 seen = summed(parts, readings.along[: len(parts)])
                 told = [*events, *state.late_events(seen)]
@@ -631,7 +631,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
-                readings = sent().filled()
+                readings = sent()
             self._readings, numbers = readings.values(), [*readings.along]
             has_others = compares and bool(numbers.pop())
             losses = [Loss(step, 0, value) for value in numbers]

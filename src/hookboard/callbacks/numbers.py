@@ -238,10 +238,9 @@ class SiteLogger(HookboardCallback[V]):
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent()
             readings = readings if self._finish is None else self._finish(readings)
-            filled = readings.filled()
-            self._readings = filled.values()
+            self._readings = readings.values()
             if writes:
-                entry = Entry(step, filled.scalars(), filled.with_histogram())
+                entry = Entry(step, readings.scalars(), readings.with_histogram())
                 if news.made_of != (readings.places, facts):
                     entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
                 state.loggers.write(entry)
@@ -258,7 +257,7 @@ class SiteLogger(HookboardCallback[V]):
         causes: Mapping[tuple[str, Role], str],
         among: Sequence[str],
     ) -> None:
-        """Warn about all sites without a reading, or whose tensors were all empty, grouped by cause.
+        """Warn about all sites without a reading, grouped by cause.
 
         Args:
             state: the state of the stage.
@@ -267,14 +266,12 @@ class SiteLogger(HookboardCallback[V]):
             causes: see `MeasurementState.why_nothing`.
             among: all names of the model, see `names_in`.
         """
-        seen, filled = ({(site.name, site.role) for site in some} for some in (readings, readings.filled()))
+        seen = {(site.name, site.role) for site in readings}
         gaps = []
         for (name, role), cause in causes.items():
-            if (name, role) in filled:
-                continue
-            if state.table.is_off(name, role):
-                cause = "switched off (see the warning above)"
-            gaps.append((name, role, "every tensor was empty" if (name, role) in seen else cause))
+            if (name, role) not in seen:
+                off = state.table.is_off(name, role)
+                gaps.append((name, role, "switched off (see the warning above)" if off else cause))
         if gaps:
             where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
             said = listed_gaps(gaps, among)

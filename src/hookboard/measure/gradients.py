@@ -16,8 +16,8 @@ Changed = Callable[[], bool]
 """A function that tells whether an in-place operation has changed a view's memory."""
 
 NO_GRADIENT = (
-    "no gradient arrived, because the loss does not depend on the tensor, or because it is a view that was changed in "
-    "place, or comes from other threads"
+    "no gradient arrived (or an empty one), because the loss does not depend on the tensor, or because it is a view "
+    "that was changed in place, or comes from other threads"
 )
 
 

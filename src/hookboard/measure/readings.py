@@ -11,7 +11,7 @@ import torch
 from hookboard.base.messages import Named
 from hookboard.base.prompts import text_table
 from hookboard.measure.histogram import Histogram
-from hookboard.measure.row import NONFINITE, WIDTH, Moments, elements_in
+from hookboard.measure.row import NONFINITE, WIDTH, Moments
 from hookboard.model.sites import MODEL, ROLES, Role, Site, Stage
 
 
@@ -201,10 +201,6 @@ class Readings(Mapping[Site, Reading]):
         lists = ("channels", "dtypes", "widths", "statistics", "histograms")
         columns: dict[str, Any] = {name: [getattr(self, name)[row] for row in kept] for name in lists}
         return replace(self, places=subset[1], rows=self.rows[kept], **columns)
-
-    def filled(self) -> "Readings":
-        """Return the readings of sites whose tensors had an element."""
-        return self.where(elements_in(self.rows) > 0)
 
     def __getitem__(self, site: Site) -> Reading:
         return self.at(self.places.row[site])

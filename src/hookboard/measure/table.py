@@ -3,9 +3,9 @@
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from hookboard.measure.histogram import histogram
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS
-from hookboard.measure.slab import Columns, Job, Slab, Slot
+from hookboard.measure.row import FIELDS, WIDTH
+from hookboard.measure.slab import Job, Measured, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
 from hookboard.measure.values import values_of, widened, with_memory
 from hookboard.model.layouts import shape_of
@@ -145,7 +145,7 @@ class Table:
             sent first must be fetched first. It raises a `RanksLostError` if a rank that merges no longer takes part.
         """
         with self._lock:
-            slots = [slot for slot in self._slots.values() if (slot.has_rows or slot.is_empty) and not slot.is_off]
+            slots = [slot for slot in self._slots.values() if slot.has_rows and not slot.is_off]
             sent = [
                 slab.send([slot for slot in slots if slot.slab is slab], (flags, along))
                 for slab in self._slabs.values()
@@ -155,13 +155,12 @@ class Table:
             native.report_missing_kernel()
 
         def arrived() -> Readings:
-            all_flags: Sequence[float]
-            (columns, (all_flags, numbers)), *others = [read() for read in sent]
-            if others:
-                columns = Columns.of(chain(zip(*columns, strict=True), *(zip(*of, strict=True) for of, _ in others)))
+            read = [arrived() for arrived in sent]
+            found = [each for of_slab, _ in read for each in of_slab]
+            all_flags, numbers = read[0][1]
             if self._agreement is not None:
-                columns, all_flags = self._agreement.merged(columns, self._slots, all_flags)
-            return self._readings(columns, all_flags, numbers)
+                found, all_flags = self._agreement.merged(found, self._slots, all_flags)
+            return self._readings(found, all_flags, numbers)
 
         return arrived
 
@@ -232,8 +231,7 @@ class Table:
         self._note(slot, part)
         is_sparse = part.layout is not torch.strided and not part.is_nested
         if not numbers.numel():
-            slot.is_empty = not (is_sparse and part.numel())
-            if not slot.is_empty:
+            if is_sparse and part.numel():
                 slab.place(slot, 0)
                 slab.add_zeros(slot, part.numel())
             return
@@ -266,18 +264,19 @@ class Table:
         if is_sparse:
             slab.add_zeros(slot, part.numel() - numbers.numel())
 
-    def _readings(self, columns: Columns, flags: Sequence[float], along: Sequence[float]) -> Readings:
-        sites = [slot.site for slot in columns.slots]
+    def _readings(self, found: list[Measured], flags: Sequence[float], along: Sequence[float]) -> Readings:
+        slots, own_rows, owns, channels, bins, dtypes, widths = zip(*found, strict=True) if found else [()] * 7
+        sites = [slot.site for slot in slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        own = columns.own.reshape(len(sites), len(self._plan.own))
-        _, rows, _, channels, bins, dtypes, widths = columns
-        ends = rows[:, [_MIN, _MAX]].tolist()
+        rows = np.array(own_rows).reshape(len(sites), WIDTH)
         drawn = [
-            None if each is None or not self._histogram else histogram(each, *ends[place])
-            for place, each in enumerate(bins)
+            None if counts is None or not self._histogram else histogram(counts, row[_MIN], row[_MAX])
+            for counts, row in zip(bins, rows, strict=True)
         ]
-        statistics = self._plan.values(rows, own, bins, channels, dtypes)
+        statistics = self._plan.values(
+            rows, np.array(owns).reshape(len(sites), len(self._plan.own)), bins, channels, dtypes
+        )
         of_sites = rows, channels, dtypes, widths, statistics, drawn
         return Readings(self._places, *of_sites, self.stage, flags, along)
 

@@ -134,7 +134,8 @@ class Taps:
             return "hooks never fire in a TorchScript module"
         if tap.causes.get(role):
             return tap.causes[role]
-        return NOT_SHOWN if tap.is_in_graph else NO_GRADIENT if tap.called else NOT_CALLED
+        silent = NO_GRADIENT if ROLES[role].is_gradient else "every tensor was empty"
+        return NOT_SHOWN if tap.is_in_graph else silent if tap.called else NOT_CALLED
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:

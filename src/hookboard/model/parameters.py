@@ -161,7 +161,7 @@ def why_silent(weight: Weight) -> str:
         return "the parameter is frozen (requires_grad is False)"
     if all(parameter.grad is None for parameter in weight.parameters):
         return "the parameter received no gradient in this step"
-    return "the parameter is not in any optimizer that stepped"
+    return "the parameter is empty, or not in any optimizer that stepped"
 
 
 def _is_pruned(module: nn.Module, attribute: str) -> bool:
