@@ -66,11 +66,6 @@ class Slot:
     dtype: torch.dtype | None = None
     own: Tensor | None = None
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """Where its rows begin and end: its own, and those of its channels if they mean something."""
-        return self.start, self.start + (1 if self.is_mixed else 1 + channel_row_count(self.width))
-
     def __post_init__(self) -> None:
         self.traits = ROLES[self.site.role]
         self.is_shared = not self.traits.of_parameter
@@ -196,7 +191,9 @@ class Slab:
         Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
         """
         self.follow()
-        noted = [(slot, *slot.span, slot.bins, slot.own is not None, slot.dtype, slot.width) for slot in slots]
+        noted = [
+            (slot, slot.start, slot.bins, slot.own is not None, slot.dtype, slot.width, slot.is_mixed) for slot in slots
+        ]
         owns = [slot.own for slot in slots if slot.own is not None]
         blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
         all_owns = torch.stack(owns) if owns else _NONE
@@ -207,9 +204,10 @@ class Slab:
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
             found, each_own, neutral = list[Measured](), iter(own_numbers), np.array(self._plan.neutral)
-            for slot, start, end, bins_at, has_own, dtype, width in noted:
+            for slot, start, bins_at, has_own, dtype, width, is_mixed in noted:
                 own = next(each_own) if has_own else neutral
-                channels = rows[start + 1 : end] if end > start + 1 else None
+                has_channels = width and not is_mixed
+                channels = rows[start + 1 :][: channel_row_count(width)] if has_channels else None
                 counts = bins[bins_at] if bins_at >= 0 else None
                 found.append(Measured(slot, rows[start], own, channels, counts, dtype, width))
             return found, [each.tolist() for each in rest]

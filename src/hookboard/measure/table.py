@@ -18,7 +18,7 @@ from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
 from hookboard.measure.row import FIELDS, WIDTH
-from hookboard.measure.slab import Job, Measured, Slab, Slot
+from hookboard.measure.slab import Measured, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
 from hookboard.measure.values import values_of, widened, with_memory
 from hookboard.model.layouts import shape_of
@@ -78,24 +78,16 @@ class Table:
         return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors, each of another site: on an accelerator in a few launches.
+        """Measure many tensors, or differences of tensors, each of another site.
 
-        If one cannot be read, its site is left out from then on; if a launch fails, all sites of that launch.
+        If one cannot be read, its site is left out from then on.
 
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
-        waiting: list[Job] = []
         with self._lock:
             for site, tensor, minus in tensors:
-                self._observe(self._slot(site), tensor, minus, waiting)
-            for slab in self._slabs.values():
-                jobs = [job for job in waiting if job[0].slab is slab]
-                try:
-                    if jobs:
-                        slab.measure(jobs)
-                except Exception as error:  # the training goes on without them
-                    self.switch_off([slot.site for slot, *_ in jobs], error)
+                self._observe(self._slot(site), tensor, minus)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -171,19 +163,17 @@ class Table:
                 self._slots[site] = Slot(site)
             return self._slots[site]
 
-    def _observe(
-        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[Job] | None = None
-    ) -> None:
-        """Measure a tensor, or its difference from another; with `waiting`, what a GPU's kernel reads is put there."""
+    def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
+        """Measure a tensor, or its difference from another."""
         if slot.is_off:
             return
         try:
             with self._lock:
-                self._measure(slot, tensor, minus, waiting)
+                self._measure(slot, tensor, minus)
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
-    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[Job] | None) -> None:
+    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None) -> None:
         if self.scale is not None and slot.traits.is_gradient:
             slot.dtype = slot.dtype or tensor.dtype
             tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
@@ -196,11 +186,7 @@ class Table:
         width, form, form_of_all = reader
         slot.slab.place(slot, width)
         self._note(slot, tensor)
-        job = slot, form_of_all if slot.is_mixed else form, tensor, minus
-        if waiting is not None and slot.slab.kernel is not native:
-            waiting.append(job)
-        else:
-            slot.slab.measure([job])
+        slot.slab.measure([(slot, form_of_all if slot.is_mixed else form, tensor, minus)])
 
     def _note(self, slot: Slot, tensor: Tensor) -> None:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
@@ -269,15 +255,12 @@ class Table:
         sites = [slot.site for slot in slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        rows = np.array(own_rows).reshape(len(sites), WIDTH)
+        rows, own = np.reshape(own_rows, (-1, WIDTH)), np.reshape(owns, (len(sites), len(self._plan.own)))
         drawn = [
             None if counts is None or not self._histogram else histogram(counts, row[_MIN], row[_MAX])
             for counts, row in zip(bins, rows, strict=True)
         ]
-        statistics = self._plan.values(
-            rows, np.array(owns).reshape(len(sites), len(self._plan.own)), bins, channels, dtypes
-        )
-        of_sites = rows, channels, dtypes, widths, statistics, drawn
+        of_sites = rows, channels, dtypes, widths, self._plan.values(rows, own, bins, channels, dtypes), drawn
         return Readings(self._places, *of_sites, self.stage, flags, along)
 
 
