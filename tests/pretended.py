@@ -306,12 +306,11 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
             assert len(indices) == 1, f"the arguments lie on {indices}"
             assert None not in indices, "memory of the host was given"
 
-    def measured(jobs: Any, slab: Tensor, bins: Tensor) -> list[int]:
-        failed = measure_into(jobs, slab, bins)
-        for place, (*job, _) in enumerate(jobs):
-            if place not in failed:
-                in_another_thread(as_kernels_do, *job, slab)
-        return failed
+    def measured(job: Any, slab: Tensor, bins: Tensor) -> bool:
+        is_done = measure_into(job, slab, bins)
+        if is_done:
+            in_another_thread(as_kernels_do, *job[:-1], slab)
+        return is_done
 
     monkeypatch.setattr(on_gpu, "_compiled", {})
     monkeypatch.setattr(on_gpu, "_failed", set())

@@ -113,7 +113,7 @@ def measured(values, dim=None, *, counts=None, into=None):
     own = own_rows(slab, job)
     own.copy_(torch.full_like(own, math.nan) if into is None else into)
     bins = NO_BINS if counts is None else torch.stack([torch.zeros_like(counts), counts])
-    assert on_gpu.measure_into([job], slab, bins) == []
+    assert on_gpu.measure_into(job, slab, bins)
     assert (slab[[0, 1, -2, -1]] == 7).all(), "rows of others are left alone"
     if counts is not None:
         assert not bins[0].any()
@@ -278,7 +278,7 @@ def test_tensors_and_differences_of_all_kinds_are_true(small_tiles, dtype):
             jobs.append(job_of(tensor, None if minus is not None else dim, minus))
             true.append(tensor if minus is None else tensor.float() - minus.float())
     slab, jobs = slab_for(jobs)
-    assert not on_gpu.measure_into(jobs, slab, NO_BINS)
+    assert all(on_gpu.measure_into(job, slab, NO_BINS) for job in jobs)
     for job, values in zip(jobs, true, strict=True):
         own = own_rows(slab, job)
         assert_true(statistics(own[0]), [values])
@@ -289,7 +289,7 @@ def test_tensors_and_differences_of_all_kinds_are_true(small_tiles, dtype):
 def test_a_difference_alone_is_true(small_tiles):
     after, before = normal(30, 8), normal(30, 8)
     slab, jobs = slab_for([job_of(after, minus=before)])
-    assert not on_gpu.measure_into(jobs, slab, NO_BINS)
+    assert all(on_gpu.measure_into(job, slab, NO_BINS) for job in jobs)
     assert_true(statistics(slab[0]), [after - before])
 
 
@@ -297,7 +297,7 @@ def test_tensors_that_are_measured_together_have_bins_of_their_own(small_tiles):
     tensors = [normal(50), normal(400, std=5.0).relu(), normal(40, std=9.0)]
     slab, jobs = slab_for([job_of(tensor, bin_row=place) for tensor, place in zip(tensors, [2, 0, 1], strict=True)])
     bins = torch.zeros(3, BINS, dtype=torch.long)
-    assert not on_gpu.measure_into(jobs, slab, bins)
+    assert all(on_gpu.measure_into(job, slab, bins) for job in jobs)
     for tensor, place in zip(tensors, [2, 0, 1], strict=True):
         assert torch.equal(bins[place], bins_in(tensor))
 
@@ -423,8 +423,8 @@ def test_where_a_kernel_fails_torch_measures_and_one_warning_says_so(monkeypatch
 
 def launched(tensor):
     """Whether a tensor could be measured."""
-    slab, jobs = slab_for([job_of(tensor)])
-    return on_gpu.measure_into(jobs, slab, NO_BINS) == []
+    slab, (job,) = slab_for([job_of(tensor)])
+    return on_gpu.measure_into(job, slab, NO_BINS)
 
 
 def test_a_variant_that_fails_leaves_the_others(monkeypatch):

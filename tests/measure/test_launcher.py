@@ -25,7 +25,7 @@ def test_a_variant_is_looked_up_once_and_then_launched_as_it_is(target, tmp_path
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     said = json.loads(run.stdout)
-    assert said["failed"] == 3 * [[]], said
+    assert all(said["worked"]), said
     assert not said["given up"]
     assert said["launched"] == 3
     # The second is not looked up; one that begins elsewhere is another variant. For AMD all are: Triton also compiles

@@ -310,21 +310,18 @@ def _tile(layout: int, vector: int) -> tuple[int, int]:
     return 32 * WARPS * vector // wide * (1 if layout == memory.LAST else 2), wide
 
 
-def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor) -> list[int]:
-    """Measure tensors of one device on the current stream; torch computes the differences, in float32.
+def measure_into(job: Job, slab: Tensor, bins: Tensor) -> bool:
+    """Measure a tensor on the current stream; torch computes a difference, in float32.
 
-    They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
-    the indices of the jobs for which that did not work: nothing has changed there.
+    It is merged into its rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
+    whether that worked; if not, nothing has changed there.
     """
-    failed = []
-    for place, (form, values, minus, first_row, is_fresh, bin_row) in enumerate(jobs):
-        numbers = [form.numbers[0], first_row, *form.numbers[1:], int(is_fresh)]
-        values = values if minus is None else values.float() - minus
-        if not _launch(form, values, slab, numbers):
-            failed.append(place)
-        elif bin_row >= 0:
-            count_into(bins[bin_row], values.as_strided([values.numel()], [1]))  # in their order in memory
-    return failed
+    form, values, minus, first_row, is_fresh, bin_row = job
+    values = values if minus is None else values.float() - minus
+    is_done = _launch(form, values, slab, [form.numbers[0], first_row, *form.numbers[1:], int(is_fresh)])
+    if is_done and bin_row >= 0:
+        count_into(bins[bin_row], values.as_strided([values.numel()], [1]))  # in their order in memory
+    return is_done
 
 
 _compiled: dict[tuple[object, ...], Any] = {}  # kernels by variant; None for one that Triton itself launches

@@ -94,10 +94,6 @@ class Measured(NamedTuple):
     width: int
 
 
-Job = tuple[Slot, Any, Tensor, Tensor | None]
-"""What a kernel measures: the site, how it reads its tensors, the tensor, and what is subtracted from it first."""
-
-
 class Slab:
     """The rows of all sites on one device, one after the other, and their bins.
 
@@ -146,19 +142,17 @@ class Slab:
                 stream.wait_stream(self._stream)
             self._stream = stream
 
-    def measure(self, jobs: Sequence[Job]) -> None:
-        """Have the kernel measure tensors, each of another site, and merge them into their rows.
+    def measure(self, slot: Slot, form: Any, values: Tensor, minus: Tensor | None) -> None:
+        """Have the kernel measure a tensor, less another one if there is one, and merge it into its rows.
 
         Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
         """
         self.follow()
-        given = [(form, values, minus, slot.start, not slot.has_rows, slot.bins) for slot, form, values, minus in jobs]
-        for number in self.kernel.measure_into(given, self.rows, self.bins):
-            slot, _, values, minus = jobs[number]
+        job = form, values, minus, slot.start, not slot.has_rows, slot.bins
+        if not self.kernel.measure_into(job, self.rows, self.bins):
             slot.is_mixed = True
             self.measure_by_torch(slot, values if minus is None else widened(values) - widened(minus), None)
-        for job in jobs:
-            job[0].has_rows = True
+        slot.has_rows = True
 
     def measure_by_torch(self, slot: Slot, values: Tensor, dim: int | None) -> None:
         """Have torch measure dense real values with channels along a dimension, and merge them into the site's rows."""

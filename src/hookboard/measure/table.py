@@ -186,7 +186,7 @@ class Table:
         width, form, form_of_all = reader
         slot.slab.place(slot, width)
         self._note(slot, tensor)
-        slot.slab.measure([(slot, form_of_all if slot.is_mixed else form, tensor, minus)])
+        slot.slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
 
     def _note(self, slot: Slot, tensor: Tensor) -> None:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
@@ -244,7 +244,7 @@ class Table:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
                 slot.readers[key] = width, form, of_all
-            slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
+            slab.measure(slot, of_all if slot.is_mixed else form, numbers, minus)
         else:
             slab.measure_by_torch(slot, numbers, dim)
         if is_sparse:
