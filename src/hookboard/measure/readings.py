@@ -11,7 +11,7 @@ import torch
 from hookboard.base.messages import Named
 from hookboard.base.prompts import text_table
 from hookboard.measure.histogram import Histogram
-from hookboard.measure.row import NONFINITE, WIDTH, Moments
+from hookboard.measure.row import NONFINITE, Moments
 from hookboard.model.sites import MODEL, ROLES, Role, Site, Stage
 
 
@@ -137,23 +137,6 @@ class Readings(Mapping[Site, Reading]):
     along: Sequence[float] = ()
     overflowed: bool = False
     _made: dict[int, Reading] = field(default_factory=dict, init=False)
-
-    @staticmethod
-    def of(readings: Iterable[Reading]) -> "Readings":
-        """Make a table of readings, which must have the same stage."""
-        made = list(readings)
-        table = Readings(
-            Places([reading.site for reading in made]),
-            np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH),
-            [reading.channels for reading in made],
-            [reading.dtype for reading in made],
-            [reading.width for reading in made],
-            [reading.statistics for reading in made],
-            [reading.histogram for reading in made],
-            made[0].stage if made else "train",
-        )
-        table._made = dict(enumerate(made))
-        return table
 
     def at(self, row: int) -> Reading:
         """Return the reading of a row."""
