@@ -49,7 +49,7 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 2078,
+    "callbacks": 2073,
     "loops": 791,
     "experiments": 613,
     "board": 1390,
@@ -60,10 +60,10 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2290,
+    "measure": 1972,
     "images": 606,
     "model": 646,
-    "base": 702,
+    "base": 693,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""
