@@ -51,7 +51,7 @@ def reading(name: str, role: Role, rows: Sequence[Sequence[float]]) -> Reading:
         min=channels[:, 8].min(),
         max=channels[:, 9].max(),
     )
-    return Reading(Site(name, role), moments, {}, None, channels=channels)
+    return Reading(Site(name, role), moments, {}, None, channels=channels, width=len(channels))
 
 
 def readings_of(made: Iterable[Reading]) -> Readings:

@@ -32,7 +32,7 @@ class Reading:
             that leaves no more than 1024. None if channels are not measured, or if the tensors of the step had
             different numbers of them.
         dtype: the dtype of its first tensor in the step (of a gradient, as autograd returned it); None if unknown.
-        width: the number of channels, with or without a row. Default: the number of rows.
+        width: the number of channels, with or without a row; 0 if channels are not measured.
     """
 
     site: Site
@@ -44,10 +44,6 @@ class Reading:
     channels: np.ndarray | None = field(default=None, repr=False, compare=False)
     dtype: torch.dtype | None = None
     width: int = field(default=0, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.channels is not None and not self.width:
-            object.__setattr__(self, "width", len(self.channels))
 
     @property
     def sample_of(self) -> int | None:

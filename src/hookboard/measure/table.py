@@ -175,6 +175,7 @@ class Table:
 
     def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None) -> None:
         if self.scale is not None and slot.traits.is_gradient:
+            self._slabs[self._device].follow()  # which refuses to become a part of a CUDA graph
             slot.dtype = slot.dtype or tensor.dtype
             tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
         key = _key_of(tensor, minus)
