@@ -147,7 +147,7 @@ class Table:
             native.report_missing_kernel()
 
         def arrived() -> Readings:
-            read = [arrived() for arrived in sent]
+            read = [copied() for copied in sent]
             found = [each for of_slab, _ in read for each in of_slab]
             all_flags, numbers = read[0][1]
             if self._agreement is not None:
@@ -256,7 +256,8 @@ class Table:
         sites = [slot.site for slot in slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        rows, own = np.reshape(own_rows, (-1, WIDTH)), np.reshape(owns, (len(sites), len(self._plan.own)))
+        rows = np.concatenate([np.empty(0), *own_rows]).reshape(-1, WIDTH)
+        own = np.concatenate([np.empty(0), *owns]).reshape(len(sites), len(self._plan.own))
         drawn = [
             None if counts is None or not self._histogram else histogram(counts, row[_MIN], row[_MAX])
             for counts, row in zip(bins, rows, strict=True)
