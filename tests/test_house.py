@@ -60,7 +60,7 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 1972,
+    "measure": 1971,
     "images": 606,
     "model": 646,
     "base": 693,
