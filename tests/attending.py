@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from toys import Toy
 
-from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES, spread
+from hookboard.measure.attention import MAX_QUERIES
 
 WIDTH, TOKENS = 16, 11
 
@@ -106,9 +106,9 @@ def full(query, key, attn_mask=None, is_causal=False, scale=None, enable_gqa=Fal
 def of_sampled(numbers, heads, without_first=False):
     """The numbers of the sampled queries, by head, from those of all."""
     length = numbers.shape[-1]
-    rows = spread(length, MAX_QUERIES)[int(without_first and length > 1) :]
-    numbers = numbers.reshape(-1, heads, length)
-    return numbers[spread(len(numbers), MAX_SEQUENCES)][..., rows].transpose(0, 1).reshape(heads, -1)
+    count = min(length, MAX_QUERIES)
+    rows = [number * length // count for number in range(count)][int(without_first and length > 1) :]
+    return numbers.reshape(-1, heads, length)[0][:, rows]
 
 
 def recorded_calls(monkeypatch):

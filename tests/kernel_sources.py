@@ -18,9 +18,6 @@ from hookboard.measure.memory import FIRST, LAST, RUNS
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-FAST_FLOAT64 = {80, 90, 100}
-"""Compute capabilities whose cards add float64 at half the speed of float32, most of them."""
-
 LAYOUTS = {
     FIRST: (torch.Size([4096, 4096]), 0),
     RUNS: (torch.Size([64, 256, 56, 56]), 1),
@@ -34,11 +31,7 @@ class Variant(NamedTuple):
 
     dtype: str
     layout: int
-    bins: bool = False
-    minus: bool = False
-    abs_mean: bool = True
     aligned: bool = True
-    together: bool = False
 
     def form(self) -> Any:
         """How the launcher measures it."""
@@ -46,26 +39,24 @@ class Variant(NamedTuple):
 
         shape, dim = LAYOUTS[self.layout]
         tensor = torch.empty(shape, device="meta", dtype=TYPES[self.dtype])
-        form = on_gpu.form_of(tensor, dim, has_bins=self.bins, has_minus=self.minus, with_abs_mean=self.abs_mean)
+        form = on_gpu.form_of(tensor, dim, has_minus=False, with_abs_mean=True)
         assert form.constants["LAYOUT"] == self.layout
         return form
 
 
-def source_of(capability: int, variant: Variant) -> Any:
-    """The source of the kernel for such a card."""
+def source_of(variant: Variant) -> Any:
+    """The source of the kernel."""
     from triton.compiler import ASTSource
 
     from hookboard.measure import on_gpu
 
-    fast = {"PAIRS": capability not in FAST_FLOAT64}
-    constants = {**variant.form().constants, "IS_ALIGNED": variant.aligned, "HAS_TABLE": variant.together} | fast
-    pointers = {"values": f"*{variant.dtype}", "minus": f"*{variant.dtype}", "slab": "*fp64", "bins": "*i64"}
-    pointers |= {"scratch": "*fp64", "counters": "*i32", "table": "*i64"}
-    numbers = {"jobs": "i32", "programs": "i32"} | dict.fromkeys(["row", "bin_row", "outer", "channels"], "i64")
-    numbers |= {"inner": "i64", "every": "i64", "is_fresh": "i32"}
+    constants = {**variant.form().constants, "IS_ALIGNED": variant.aligned}
+    pointers = {"values": f"*{variant.dtype}", "slab": "*fp64", "scratch": "*fp64", "counters": "*i32"}
+    numbers = {"programs": "i32"} | dict.fromkeys(["row", "outer", "channels", "inner", "every"], "i64")
+    numbers |= {"is_fresh": "i32"}
     signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    aligned = range(0 if variant.aligned else 2, len(pointers))
+    aligned = range(0 if variant.aligned else 1, len(pointers))
     return ASTSource(
         on_gpu.measure,
         signature=signature,
@@ -81,15 +72,11 @@ def compiled(capability: int, variant: Variant) -> Any:
 
     from hookboard.measure import on_gpu
 
-    options = on_gpu.OPTIONS | {"num_warps": on_gpu.WARPS[variant.bins]}
-    return triton.compile(source_of(capability, variant), target=GPUTarget("cuda", capability, 32), options=options)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source_of(variant), target=target, options=on_gpu.OPTIONS)
 
 
-OF_A_FIRST_STEP = [
-    *(Variant("bf16", FIRST, bins=bins) for bins in (False, True)),
-    *(Variant("bf16", layout, bins=True, abs_mean=False) for layout in (RUNS, LAST)),
-    *(Variant("bf16", FIRST, minus=minus, abs_mean=False, together=True) for minus in (False, True)),
-]
+OF_A_FIRST_STEP = [*(Variant("bf16", layout) for layout in LAYOUTS), Variant("fp32", FIRST)]
 
 
 def main() -> None:

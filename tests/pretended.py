@@ -296,25 +296,21 @@ class PretendedAccelerator(CPUAccelerator):
 def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     """The kernels of Triton are launched by code of ours, and what they would measure is measured on the CPU."""
     measure_into = on_gpu.measure_into
-    device.launches = launches = []
 
     class Kernel:
         def __getitem__(self, grid: Any) -> Any:
             return self.launched
 
-        def launched(self, *given: Any, HAS_TABLE: bool, **constants: Any) -> None:  # noqa: N803
-            name, pointers = "measure_many" if HAS_TABLE else "measure", given[:7]
-            indices = {device.index_of(tensor) for tensor in pointers}
-            assert len(indices) == 1, f"the arguments of {name} lie on {indices}"
-            assert None not in indices, f"{name} was given memory of the host"
-            launches.append(name)
+        def launched(self, *given: Any, **constants: Any) -> None:
+            indices = {device.index_of(tensor) for tensor in given[:4]}
+            assert len(indices) == 1, f"the arguments lie on {indices}"
+            assert None not in indices, "memory of the host was given"
 
-    def measured(jobs: Any, slab: Tensor, bins: Tensor | None = None) -> list[int]:
-        failed = measure_into(jobs, slab, bins)
-        for place, job in enumerate(jobs):
-            if place not in failed:
-                in_another_thread(as_kernels_do, *job, slab, bins)
-        return failed
+    def measured(job: Any, slab: Tensor, bins: Tensor) -> bool:
+        is_done = measure_into(job, slab, bins)
+        if is_done:
+            in_another_thread(as_kernels_do, *job[:-1], slab)
+        return is_done
 
     monkeypatch.setattr(on_gpu, "_compiled", {})
     monkeypatch.setattr(on_gpu, "_failed", set())
@@ -323,9 +319,7 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     monkeypatch.setattr(on_gpu, "measure_into", measured)
 
 
-def as_kernels_do(
-    form: Any, values: Tensor, minus: Tensor | None, row: int, is_fresh: bool, bin_row: int, slab: Tensor, bins: Any
-) -> None:
+def as_kernels_do(form: Any, values: Tensor, minus: Tensor | None, row: int, is_fresh: bool, slab: Tensor) -> None:
     """What the kernel does with a tensor, on the CPU."""
     _, outer, channels, inner, every = form.numbers
     layout = form.constants["LAYOUT"]
@@ -343,5 +337,3 @@ def as_kernels_do(
     rows = by_torch.rows_of(values.double(), dim)
     own = slab[row : row + len(rows)]
     own.copy_(rows if is_fresh else merge(own, rows))
-    if bin_row >= 0:
-        by_torch.count_into(bins[bin_row], values)

@@ -60,7 +60,7 @@ BUDGETS = {
     "health": 2192,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 2290,
+    "measure": 1971,
     "images": 606,
     "model": 585,
     "base": 651,

@@ -66,12 +66,12 @@ def measured(*tensors, kernel="compiled", statistics=tuple(FORMULAS), **options)
 
 def by_kernel(tensor, dim=None, counts=None, minus=None):
     """What the compiled kernel gives of one tensor: its row, and those of its channels."""
-    how = {"has_bins": counts is not None, "has_minus": minus is not None, "with_abs_mean": True}
+    how = {"has_minus": minus is not None, "with_abs_mean": True}
     form = native.form_of(tensor, dim, **how)
     channels = 0 if dim is None else tensor.shape[dim]
     rows = torch.empty(1 + channel_row_count(channels), WIDTH, dtype=torch.float64)
     bins = None if counts is None else counts[None]
-    native.measure_into([(form, tensor, minus, 0, True, -1 if counts is None else 0)], rows, bins)
+    native.measure_into((form, tensor, minus, 0, True, -1 if counts is None else 0), rows, bins)
     return rows[0].tolist(), None if dim is None else rows[1:].numpy()
 
 

@@ -55,8 +55,8 @@ def test_what_a_checkpoint_recomputes_is_not_counted_again(tmp_path, way):
     watching = logger()
     fit(tmp_path, Predicts(language_model(recomputes=way)), counting(1), watching)
     counts = {reading.site.role: reading.moments.count for reading in watching.readings}
-    # Two heads, four sequences; the first query has no entropy.
-    assert counts == {"attention_logit": 2 * 4 * 12, "attention_entropy": 2 * 4 * 11}
+    # Two heads; the first query has no entropy.
+    assert counts == {"attention_logit": 2 * 12, "attention_entropy": 2 * 11}
     assert len(watching.readings) == 4
 
 

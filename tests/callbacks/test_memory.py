@@ -4,6 +4,7 @@ import gc
 import sys
 
 import pytest
+from health.looks import readings_of
 from health.runs import linear, noise, outputs, weights, without_weights
 from lateness import make_late
 from lightning.pytorch import Callback
@@ -79,7 +80,7 @@ def test_nothing_is_kept_of_a_look_by_all_rules():
         rows = noise(8, seed=number, scale=3.0 if number % 7 == 0 else 1.0)
         found = [outputs("fc", rows), outputs("relu", rows), *weights("fc", seed=number % 5)]
         loss = Loss(number, number, 1.0 + (number % 11 == 0))
-        judge.see(Look(number, number, {each.site: each for each in found}, [loss]))
+        judge.see(Look(number, number, readings_of(found), [loss]))
         _ = judge.verdicts
         if number >= 500 and number % 50 == 0:
             blocks.append(held())

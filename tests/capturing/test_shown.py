@@ -59,4 +59,3 @@ def test_the_readings_of_a_callback_are_shown_as_a_table(tmp_path):
     header, *lines = repr(logger.readings).splitlines()
     assert header.split() == ["name", "tensor", "mean", "std"]
     assert [line.split()[0] for line in lines] == ["net.0", "net.1", "net.2"]
-    assert repr(logger.readings[0]).startswith("Reading(net.0 output: mean=")

@@ -1,12 +1,12 @@
 """Looks made by hand, for tests of rules: every number is given, nothing is measured."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from hookboard.health.look import Look, Loss, Stepped
-from hookboard.measure.readings import Reading
+from hookboard.measure.readings import Places, Reading, Readings
 from hookboard.measure.row import FIELDS, Moments
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
@@ -51,7 +51,22 @@ def reading(name: str, role: Role, rows: Sequence[Sequence[float]]) -> Reading:
         min=channels[:, 8].min(),
         max=channels[:, 9].max(),
     )
-    return Reading(Site(name, role), moments, {}, None, channels=channels)
+    return Reading(Site(name, role), moments, {}, None, channels=channels, width=len(channels))
+
+
+def readings_of(made: Iterable[Reading]) -> Readings:
+    """The table of readings in training."""
+    made = list(made)
+    return Readings(
+        Places([one.site for one in made]),
+        np.array([one.moments for one in made], dtype=np.float64).reshape(-1, len(FIELDS)),
+        [one.channels for one in made],
+        [one.dtype for one in made],
+        [one.width for one in made],
+        [one.statistics for one in made],
+        [one.histogram for one in made],
+        "train",
+    )
 
 
 def look(
@@ -63,7 +78,7 @@ def look(
     """A look; the losses are those of the last steps."""
     first = step - len(losses) + 1
     points = [Loss(first + i, first + i, value) for i, value in enumerate(losses)]
-    return Look(step, step, {r.site: r for r in readings}, points, stepped or {})
+    return Look(step, step, readings_of(readings), points, stepped or {})
 
 
 def layers(*given: Layer) -> dict[str, Layer]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from health.looks import readings_of
 from health.trainings import LAYERS, seen, training
 
 from hookboard.health.judge import Judge
@@ -28,9 +29,9 @@ CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other", has_modes=True)
 
 def evaluation(like, shifts):
     """An evaluation loop like a look in training, but for layers whose outputs lie higher."""
-    outputs = {site: one for site, one in like.readings.items() if site.role == "output"}
-    outputs = {site: higher(one, shifts.get(site.name, 0.0)) for site, one in outputs.items()}
-    return replace(like, readings=outputs, losses=(), stepped={})
+    outputs = [one for site, one in like.readings.items() if site.role == "output"]
+    outputs = [higher(one, shifts.get(one.site.name, 0.0)) for one in outputs]
+    return replace(like, readings=readings_of(outputs), losses=(), stepped={})
 
 
 def higher(one, by: float):
@@ -123,7 +124,7 @@ def test_a_gap_that_grows_layer_by_layer_begins_where_it_is_first_seen(shift, mo
 
 def test_outputs_that_differ_as_much_from_look_to_look_are_well():
     def edit(look):
-        return replace(look, readings={site: higher(one, 3.0 * (look.step % 2)) for site, one in look.readings.items()})
+        return replace(look, readings=readings_of(higher(one, 3.0 * (look.step % 2)) for one in look.readings.values()))
 
     assert judged(EVERYWHERE, EVERYWHERE, edit=edit) == ()
 

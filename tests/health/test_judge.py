@@ -395,14 +395,14 @@ def asked_at(name: str, of: str, asked: list[tuple[str, int]], *steps: int) -> R
 def test_when_an_evaluation_ends_the_rules_that_judge_it_are_asked_and_no_others():
     asked = []
     judge = judged(asked_at("steps", "look", asked), asked_at("both", "evaluation", asked), steps=2)
-    judge.see_evaluation(Look(7, 0, {}))
+    judge.see_evaluation(Look(7, 0, looks.readings_of([])))
     assert asked == [("steps", 0), ("both", 0), ("steps", 1), ("both", 1), ("both", 1)]
 
 
 def test_an_evaluation_before_the_first_step_is_not_judged():
     asked = []
     judge = Judge([asked_at("both", "evaluation", asked, 0)], LAYERS, WINDOW)
-    judge.see_evaluation(Look(0, 0, {}))
+    judge.see_evaluation(Look(0, 0, looks.readings_of([])))
     assert judge.verdicts == ()
     assert asked == []
 
@@ -410,7 +410,7 @@ def test_an_evaluation_before_the_first_step_is_not_judged():
 def test_evaluations_do_not_end_what_other_rules_have_seen():
     judge = judged(at(*range(17, 20)), asked_at("both", "evaluation", []))
     for _ in range(2 * WINDOW):
-        judge.see_evaluation(Look(20, 0, {}))
+        judge.see_evaluation(Look(20, 0, looks.readings_of([])))
     assert spans(judge) == [("note", 17, None)]
 
 
@@ -421,7 +421,7 @@ def test_what_an_evaluation_no_longer_shows_has_ended():
 
     run = judged(Rule("both", judge, at_once=True, of="evaluation"))
     assert spans(run) == [("note", 0, None)]
-    run.see_evaluation(Look(20, 0, {}))
+    run.see_evaluation(Look(20, 0, looks.readings_of([])))
     assert spans(run) == [("note", 0, 19)]
 
 
@@ -464,7 +464,7 @@ def test_what_may_be_meant_in_the_code_of_the_step_is_a_note_while_the_loss_fall
 def test_verdicts_are_made_anew_after_an_evaluation():
     judge = judged(asked_at("both", "evaluation", [], 19))
     before = judge.verdicts
-    judge.see_evaluation(Look(20, 0, {}))
+    judge.see_evaluation(Look(20, 0, looks.readings_of([])))
     assert [v.evidence for v in before] != [v.evidence for v in judge.verdicts]
 
 
@@ -476,8 +476,8 @@ def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
 
     run = judged(Rule("both", judge, of="evaluation"))
     with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'both' is switched off"):
-        run.see_evaluation(Look(20, 0, {}))
-    run.see_evaluation(Look(20, 0, {}))
+        run.see_evaluation(Look(20, 0, looks.readings_of([])))
+    run.see_evaluation(Look(20, 0, looks.readings_of([])))
 
 
 def test_a_layer_that_was_replaced_by_another_kind_has_no_history():

@@ -195,7 +195,7 @@ def test_a_wild_last_batch_of_an_epoch_is_no_spike(batch, fires):
     run = Run({}, WINDOW)
     for step in range(60 + batch + 1):
         value = 3.0 if step == 60 + batch else 0.3 + 0.01 * (step % 3)
-        run.see(Look(step, step % 10, {}, [Loss(step, step % 10, value)]))
+        run.see(Look(step, step % 10, looks.readings_of([]), [Loss(step, step % 10, value)]))
     assert bool(list(SPIKE.judge(run))) is fires
 
 

@@ -25,7 +25,7 @@ def arrays_of(tensors):
     table = Table(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
         table.open(Site(name, role))(tensor)
-    look = Look(0, 0, {reading.site: reading for reading in table.send()().values()})
+    look = Look(0, 0, table.send()())
     return LookArrays(look, LayerArrays(LAYERS))
 
 

@@ -264,7 +264,10 @@ def of_a_regression(ratio, losses, layers=LAYERS):
     site = Site("head", "grad_output")
 
     def edit(look):
-        return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
+        return replace(
+            look,
+            readings=looks.readings_of({**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)}.values()),
+        )
 
     change = lambda step: moved(ratio if step == 0 else 1e-3, *layers)  # noqa: E731
     return findings(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
@@ -356,7 +359,7 @@ def stopping(steps, moving, rates, frozen):
         stepped = {name: Stepped("SGD", rate, False) for name in WEIGHTS for rate in rates}
         yield replace(
             look,
-            readings={**look.readings, **readings, **updates},
+            readings=looks.readings_of({**look.readings, **readings, **updates}.values()),
             stepped=stepped if is_over else look.stepped,
             frozen=frozenset(frozen if is_over else ()),
         )

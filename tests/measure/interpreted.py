@@ -60,49 +60,27 @@ def small_tiles(monkeypatch):
     """Tiles of 64 groups or 2 positions, so that few values make many programs with several tiles each."""
     tile = on_gpu._tile
 
-    def small(layout, vector, has_bins):
-        _, wide, _ = tile(layout, vector, has_bins)
-        return 8 if layout == memory.LAST else 16, wide, 4 if has_bins else 1
+    def small(layout, vector):
+        return 8 if layout == memory.LAST else 16, tile(layout, vector)[1]
 
     monkeypatch.setattr(on_gpu, "_tile", small)
-    monkeypatch.setattr(on_gpu, "MIN_BINNED_VALUES", 300)
     monkeypatch.setattr(on_gpu, "_form", on_gpu._form.__wrapped__)  # keeps nothing from one test to another
 
 
-@pytest.fixture(params=["in shared memory", "one by one"])
-def bins_are_counted(request, monkeypatch, small_tiles):
-    monkeypatch.setattr(on_gpu, "IS_SHARED", request.param == "in shared memory")
-
-
-@pytest.fixture
-def pairs(monkeypatch, small_tiles):
-    monkeypatch.setattr(on_gpu, "adds_float64_fast", lambda device: False)
-
-
-PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities"]
-
-
-@pytest.mark.parametrize("name", PAIRED)
-def test_sums_of_pairs_are_as_true(pairs, name):
-    """Of few values: under the interpreter a sum of pairs is a loop in Python."""
-    values = normal(150, mean=1e4, std=0.1) if name == "mean" else MANY_VALUES[name][-150:]
-    assert_true(statistics(measured(values)[0]), [values])
-
-
 def launches(monkeypatch):
-    """How many tensors each launch measures from now on."""
-    numbers, launch = [], on_gpu._launch
+    """The forms of the tensors that are launched from now on."""
+    forms, launch = [], on_gpu._launch
 
-    def counted(*given):
-        numbers.append(1 if given[-2] is None else len(given[-2]))
-        return launch(*given)
+    def noted(form, *given):
+        forms.append(form)
+        return launch(form, *given)
 
-    monkeypatch.setattr(on_gpu, "_launch", counted)
-    return numbers
+    monkeypatch.setattr(on_gpu, "_launch", noted)
+    return forms
 
 
 def job_of(values, dim=None, minus=None, *, row=0, is_fresh=True, bin_row=-1):
-    how = {"has_bins": bin_row >= 0, "has_minus": minus is not None, "with_abs_mean": True}
+    how = {"has_minus": minus is not None, "with_abs_mean": True}
     form = on_gpu.form_of(values, dim, **how)
     if form is None:
         is_known = values.dtype in on_gpu.DTYPES
@@ -134,24 +112,24 @@ def measured(values, dim=None, *, counts=None, into=None):
     slab = torch.full((rows_in(job[0]) + 4, WIDTH), 7.0, dtype=torch.float64)
     own = own_rows(slab, job)
     own.copy_(torch.full_like(own, math.nan) if into is None else into)
-    bins = None if counts is None else torch.stack([torch.zeros_like(counts), counts])
-    assert on_gpu.measure_into([job], slab, bins) == []
+    bins = NO_BINS if counts is None else torch.stack([torch.zeros_like(counts), counts])
+    assert on_gpu.measure_into(job, slab, bins)
     assert (slab[[0, 1, -2, -1]] == 7).all(), "rows of others are left alone"
-    if bins is not None:
+    if counts is not None:
         assert not bins[0].any()
         counts.copy_(bins[1])
     return own
+
+
+NO_BINS = torch.zeros(0, BINS, dtype=torch.long)
 
 
 def counts():
     return torch.zeros(BINS, dtype=torch.long)
 
 
-def finite_bins(values):
-    """The true bins, without those of NaN and infinities, which are in no histogram."""
-    found = torch.bincount(bins_of(as_single(values)), minlength=BINS)
-    found[torch.arange(BINS) % (BINS // 2) >= 255 << 4] = 0
-    return found
+def bins_in(values):
+    return torch.bincount(bins_of(as_single(values)), minlength=BINS)
 
 
 def assert_rows(rows, tensors, dim, every=1):
@@ -273,14 +251,13 @@ def test_calls_of_a_site_are_merged_into_its_rows(small_tiles, name):
     ],
     ids=["whole", "channels", "channels last"],
 )
-def test_bins_are_exactly_those_of_torch(bins_are_counted, dtype, shape, memory_format, dim):
+def test_bins_are_exactly_those_of_torch(small_tiles, dtype, shape, memory_format, dim):
     values = torch.cat([normal(200).relu(), normal(200, std=1e-3), normal(80, std=1e30), -torch.zeros(20)]).to(dtype)
     values[:3] = torch.tensor([math.inf, -math.inf, math.nan])
     values, found = values.view(shape).to(memory_format=memory_format), counts() + 7
     for _ in range(2):  # what is left in memory would be found the second time
         measured(values, dim, counts=found)
-    true = values if on_gpu.IS_SHARED else values + 0  # -0 is counted as 0
-    assert torch.equal(found - 7, 2 * finite_bins(true))
+    assert torch.equal(found - 7, 2 * bins_in(values))
 
 
 DIFFERENT = {
@@ -292,8 +269,8 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
-def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeypatch, dtype):
-    numbers, jobs, true = launches(monkeypatch), [], []
+def test_tensors_and_differences_of_all_kinds_are_true(small_tiles, dtype):
+    jobs, true = [], []
     for make, dim in DIFFERENT.values():
         tensor = make(dtype)
         less = (tensor * 0.99).contiguous()
@@ -301,8 +278,7 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
             jobs.append(job_of(tensor, None if minus is not None else dim, minus))
             true.append(tensor if minus is None else tensor.float() - minus.float())
     slab, jobs = slab_for(jobs)
-    assert not on_gpu.measure_into(jobs, slab)
-    assert sorted(numbers) == [1, 1, 3, 3], "of tensors and of differences those that are aligned, and others"
+    assert all(on_gpu.measure_into(job, slab, NO_BINS) for job in jobs)
     for job, values in zip(jobs, true, strict=True):
         own = own_rows(slab, job)
         assert_true(statistics(own[0]), [values])
@@ -313,34 +289,17 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
 def test_a_difference_alone_is_true(small_tiles):
     after, before = normal(30, 8), normal(30, 8)
     slab, jobs = slab_for([job_of(after, minus=before)])
-    assert not on_gpu.measure_into(jobs, slab)
+    assert all(on_gpu.measure_into(job, slab, NO_BINS) for job in jobs)
     assert_true(statistics(slab[0]), [after - before])
 
 
-def test_tensors_that_are_measured_together_have_bins_of_their_own(bins_are_counted):
+def test_tensors_that_are_measured_together_have_bins_of_their_own(small_tiles):
     tensors = [normal(50), normal(400, std=5.0).relu(), normal(40, std=9.0)]
     slab, jobs = slab_for([job_of(tensor, bin_row=place) for tensor, place in zip(tensors, [2, 0, 1], strict=True)])
     bins = torch.zeros(3, BINS, dtype=torch.long)
-    assert not on_gpu.measure_into(jobs, slab, bins)
+    assert all(on_gpu.measure_into(job, slab, bins) for job in jobs)
     for tensor, place in zip(tensors, [2, 0, 1], strict=True):
-        assert torch.equal(bins[place], finite_bins(tensor))
-
-
-def test_other_tensors_of_the_same_forms_are_merged_into_their_rows(small_tiles, monkeypatch):
-    numbers = launches(monkeypatch)
-    shapes = [(8, 16), (6, 8), (30, 4)]
-    slab, jobs = slab_for([job_of(normal(*shape), 0) for shape in shapes])
-    seen = []
-    for is_fresh in (True, False):
-        tensors = [normal(*shape) for shape in shapes]
-        tensors[2] = normal(121)[1:].view(30, 4)  # it begins elsewhere than the others
-        seen.append(tensors)
-        given = [(job[0], tensor, None, job[3], is_fresh, -1) for job, tensor in zip(jobs, tensors, strict=True)]
-        assert not on_gpu.measure_into(given, slab)
-    assert numbers == [2, 1] * 2
-    for job, parts in zip(jobs, zip(*seen, strict=True), strict=True):
-        assert_true(statistics(own_rows(slab, job)[0]), parts)
-        assert_rows(own_rows(slab, job)[1:], parts, 0)
+        assert torch.equal(bins[place], bins_in(tensor))
 
 
 def table(channels=None, **options):
@@ -352,14 +311,14 @@ def table(channels=None, **options):
 def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, monkeypatch):
     mine = table(lambda site, tensor: 1)
     tensors = {name: normal(30, 4 + len(name), mean=len(name)) for name in ("a", "bb")}
-    numbers = launches(monkeypatch)
+    forms = launches(monkeypatch)
     for _ in range(2):  # in the second step there is memory already
-        numbers.clear()
+        forms.clear()
         for name, tensor in tensors.items():
             observe = mine.open(Site(name, "output"))
             observe(tensor)
             observe(tensor[:10])
-        assert numbers == [1] * 4
+        assert len(forms) == 4
         readings = {reading.site.path: reading for reading in mine.send()().values()}
         for name, tensor in tensors.items():
             parts = [tensor, tensor[:10]]
@@ -392,15 +351,15 @@ def test_a_gradient_of_a_recorder_is_unscaled(monkeypatch):
     mine = table()
     mine.scale = torch.tensor(1024.0)
     gradient = normal(10, 20, dtype=torch.float16)
-    numbers = launches(monkeypatch)
+    forms = launches(monkeypatch)
     mine.open(Site("a", "grad_output"))(gradient)
-    assert numbers == [1]
+    assert len(forms) == 1
     (reading,) = mine.send()().values()
     assert_true(reading.statistics, [gradient.double() / 1024])
 
 
-def test_all_weights_and_their_updates_take_three_launches(small_tiles, monkeypatch):
-    mine, numbers, given, true = table(), launches(monkeypatch), [], {}
+def test_all_weights_and_their_updates_take_a_launch_each(small_tiles, monkeypatch):
+    mine, forms, given, true = table(), launches(monkeypatch), [], {}
     for number, shape in enumerate([(8, 16), (8,), (3, 3), (16, 4)]):
         after, before = normal(*shape), normal(*shape, std=0.5)
         name = f"layer.{number}"
@@ -413,9 +372,9 @@ def test_all_weights_and_their_updates_take_three_launches(small_tiles, monkeypa
         }
     mine.observe_all(given)  # each alone, as it is not known how they are read
     mine.send()()
-    numbers.clear()
+    forms.clear()
     mine.observe_all(given)
-    assert numbers == [4] * 3, "with bins, without, and differences"
+    assert len(forms) == 12
     for reading in mine.send()().values():
         assert_true(reading.statistics, [true[reading.site.name, reading.site.role]])
 
@@ -464,8 +423,8 @@ def test_where_a_kernel_fails_torch_measures_and_one_warning_says_so(monkeypatch
 
 def launched(tensor):
     """Whether a tensor could be measured."""
-    slab, jobs = slab_for([job_of(tensor)])
-    return on_gpu.measure_into(jobs, slab) == []
+    slab, (job,) = slab_for([job_of(tensor)])
+    return on_gpu.measure_into(job, slab, NO_BINS)
 
 
 def test_a_variant_that_fails_leaves_the_others(monkeypatch):
@@ -479,16 +438,6 @@ def test_a_lack_of_memory_is_not_the_end_of_a_kernel(monkeypatch):
     said = fails_to_launch(monkeypatch, "Triton Error [CUDA]: out of memory")
     assert [launched(normal(9)) for _ in range(2)] == [False, True]
     assert not said
-
-
-def test_long_compiling_is_said(monkeypatch):
-    said, seconds = [], iter([10.0, 13.2, 20.0, 20.9])
-    monkeypatch.setattr(on_gpu, "inform", said.append)
-    monkeypatch.setattr(on_gpu.time, "perf_counter", lambda: next(seconds))
-    for dtype in (torch.float32, torch.bfloat16):
-        assert launched(normal(9, dtype=dtype))
-    assert len(said) == 1
-    assert "kernels for the GPU are compiled" in said[0]
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((9, 20), 1), ((2, 20, 3, 2), 1), ((20, 2), 0)], ids=str)

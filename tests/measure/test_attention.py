@@ -38,8 +38,8 @@ class OwnOperators(torch.Tensor):
 
 HIDDEN = torch.finfo(torch.float32).min
 PADDED = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
-PADDED[1, :, :, :3] = False
-"""The second sequence begins with three tokens of padding, so that its first queries see nothing."""
+PADDED[0, :, :, :3] = False
+"""The first sequence begins with three tokens of padding, so that its first queries see nothing."""
 
 CALLS = {
     "four dimensions": (random(2, 3, 5, 8), random(2, 3, 7, 8), {}),
@@ -56,7 +56,7 @@ CALLS = {
     "one key": (random(2, 3, 5, 8), random(2, 3, 1, 8), {}),
     "one query": (random(2, 3, 1, 8), random(2, 3, 7, 8), {}),
     "bfloat16": (random(2, 3, 5, 8, dtype=torch.bfloat16), random(2, 3, 7, 8, dtype=torch.bfloat16), {}),
-    "more than is sampled": (random(9, 3, 70, 8), random(9, 3, 70, 8), {"is_causal": True}),
+    "more than is sampled": (random(9, 3, 150, 8), random(9, 3, 150, 8), {"is_causal": True}),
 }
 
 

@@ -360,11 +360,11 @@ class PerSample(nn.Module):
 @pytest.mark.parametrize(
     ("make", "name", "cause"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 4), Jagged(), Unwraps()), "1", "tensors of type NestedTensor"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), Jagged(), Unwraps()), "1", "tensor subclasses"),
         pytest.param(
-            lambda: nn.Sequential(nn.Linear(4, 4), Wraps(), Unwraps()), "1", "tensors of type Named", marks=newer_torch
+            lambda: nn.Sequential(nn.Linear(4, 4), Wraps(), Unwraps()), "1", "tensor subclasses", marks=newer_torch
         ),
-        pytest.param(PerSample, "inner", "function transform", marks=newer_torch),
+        pytest.param(PerSample, "inner", "compiled code runs it", marks=newer_torch),
     ],
     ids=["nested", "subclass", "vmap"],
 )

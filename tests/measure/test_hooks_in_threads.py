@@ -128,6 +128,5 @@ def test_numbers_of_hooks_are_taken_and_never_given_back():
     taps = Taps(select(net), ["input", "output"], lambda site: lambda tensor: None)
     taps.attach()
     assert RemovableHandle.next_id == before + 6
-    assert len({tuple(module._forward_hooks) for module in net}) == 1  # equal modules are to share their graphs
     taps.detach()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net)

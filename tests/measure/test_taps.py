@@ -311,7 +311,7 @@ def test_why_a_module_was_silent_is_established():
     assert "frozen" in silent({"m": frozen}, "grad_output", lambda: frozen(x))
     assert "int64, a dtype that cannot have a gradient" in silent({"m": argmax}, "grad_output", lambda: argmax(x))
     assert "returned str, which contains no tensor" in silent({"m": text}, "output", lambda: text(x))
-    assert "the loss does not depend on the output" in silent({"m": linear}, "grad_output", lambda: linear(x))
+    assert "the loss does not depend on the tensor" in silent({"m": linear}, "grad_output", lambda: linear(x))
     assert "the input does not require a gradient" in silent({"m": linear}, "grad_input", lambda: linear(x))
 
 

@@ -126,7 +126,7 @@ def test_the_bytes_that_a_rank_hands_over_are_about_its_rows_whatever_their_numb
         readings = [read[STEPS - 1][site] for site in sites_of(STEPS - 1) if site != WEIGHT]
         bins = 8 * sum(reading.histogram is not None for reading in readings) * (1 << 13)
         own = sum(reading.channels.nbytes for reading in readings) + bins
-        # Columns that nobody fills are not sent. Of the rest an all-reduce sends and receives each number twice.
+        # An all-reduce sends and receives each number twice.
         assert 0.5 * own < handed[-1] < 1.5 * own
 
 

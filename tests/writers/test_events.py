@@ -6,7 +6,6 @@ import torch
 from oracle import normal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.summary_pb2 import HistogramProto
-from torch import nn
 
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
@@ -98,13 +97,3 @@ def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():
 def test_of_two_sites_with_one_tag_the_last_one_has_it():
     sites = {Site("a", "output", "b"): torch.zeros(1), Site("a/b", "output"): torch.ones(1)}
     assert next(recorded(sites, "mean")).scalars() == {"activation_mean/a/b": 1.0}
-
-
-def test_a_table_and_its_readings_give_the_same_tags():
-    table = Table(plan(["mean", "rms"]), torch.device("cpu"), histogram=True)
-    for index, layer in enumerate([nn.Linear(3, 3), nn.Linear(4, 4)]):
-        table.open(Site(f"net.{index}", "parameter"))(layer.weight)
-    table = table.send()()
-    each = type(table).of(table.values())
-    assert table.scalars() == each.scalars()
-    assert table.with_histogram() == each.with_histogram()

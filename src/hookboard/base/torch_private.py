@@ -29,7 +29,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -124,15 +123,6 @@ forward_pre_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forwa
 """Returns the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
 
 
-def renumber(handle: RemovableHandle, number: int) -> None:
-    """Give a module's hook another number, one that no other hook of the module has."""
-    for reference in (handle.hooks_dict_ref, *handle.extra_dict_ref):
-        hooks = reference()
-        if hooks is not None and handle.id in hooks:
-            hooks[number] = hooks.pop(handle.id)
-    handle.id = number
-
-
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
 """Returns the dict in which the module keeps its own buffers by name: changing it changes the module."""
 
@@ -169,14 +159,9 @@ def runs_compiled(module: nn.Module) -> bool:
     )
 
 
-def has_compiled_anything() -> bool:
-    """Return True if torch.compile has made a graph in this process."""
-    return bool(counters["stats"])
-
-
 def forget_graphs() -> None:
     """Drop all graphs of torch.compile, if there are any, so that new ones contain the hooks that modules have now."""
-    if has_compiled_anything():
+    if counters["stats"]:
         torch.compiler.reset()
 
 

@@ -553,7 +553,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         def arrived() -> None:
             with self._all_ranks_at(f"train {step}"):
-                readings = sent().filled()
+                readings = sent()
                 self._readings, differing = readings.values(), list[Apart]()
                 seen = summed(parts, readings.along[: len(parts)])
                 told = [*events, *state.late_events(seen)]
@@ -561,7 +561,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                     seen, told = of_all_ranks(ranks, seen, told)
                 if ranks is not None and state.compares:
                     differing = apart(ranks, compared, readings.along[len(parts) :])
-                overflowed = is_scaled and bool(readings.overflowed.any())
+                overflowed = is_scaled and readings.overflowed
                 look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, differing, is_scaled, factors)
                 self._tell(state, told)
                 self._judge(state, lambda reporter: reporter.see(look, facts, known))
@@ -576,7 +576,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         def arrived() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
-                readings = sent().filled()
+                readings = sent()
             self._readings = readings.values()
             losses = [Loss(step, 0, value) for value in readings.along]
             if training is not None:

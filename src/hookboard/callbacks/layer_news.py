@@ -66,7 +66,7 @@ class LayerNews:
             self._shapes = {}
         elif before[0] is places:
             return {}
-        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.first(role) if name in facts)
+        ran = dict.fromkeys(name for role in _OF_CALLS for name in places.names(role) if name in facts)
         known = [name for name in self._order if name in facts]
         self._order = order_with_late(known or ran, facts, list(facts))
         # The gradient of an output has the shape of the output.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
@@ -14,7 +13,6 @@ from hookboard.base.torch_private import has_unscaled, scale_of, version_of
 from hookboard.measure.readings import Readings
 from hookboard.measure.table import Table
 from hookboard.model.layouts import stored
-from hookboard.model.sites import ROLES
 
 
 class LossScale:
@@ -70,9 +68,6 @@ class LossScale:
 
         def arrived() -> Readings:
             readings = sent()
-            if not readings.flags[0]:
-                return readings
-            are_gradients = np.array([ROLES[site.role].is_gradient for site in readings], bool)
-            return readings.blanked(are_gradients, overflowed=True)
+            return readings.as_overflowed() if readings.flags[0] else readings
 
         return arrived

@@ -237,11 +237,10 @@ class SiteLogger(HookboardCallback[V]):
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent()
             readings = self._finish(readings)
-            filled = readings.filled()
-            self._readings = filled.values()
+            self._readings = readings.values()
             if writes:
                 records = news.record(readings.places, facts, state.table, state.every_n_steps)
-                state.loggers.write(Entry(step, filled.scalars(), filled.with_histogram(), records=records))
+                state.loggers.write(Entry(step, readings.scalars(), readings.with_histogram(), records=records))
             if causes:
                 where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
                 self._name_gaps(state, where, readings, causes, names_in(model))
@@ -249,7 +248,7 @@ class SiteLogger(HookboardCallback[V]):
         self._do_later(state, write)
 
     def _name_gaps(self, state: V, where: str, readings: Readings, causes: Gaps, among: Sequence[str]) -> None:
-        """Warn about all sites without a reading, or whose tensors were all empty, grouped by cause.
+        """Warn about all sites without a reading, grouped by cause.
 
         Args:
             state: the state of the stage.
@@ -258,14 +257,12 @@ class SiteLogger(HookboardCallback[V]):
             causes: see `MeasurementState.why_nothing`.
             among: all names of the model, see `names_in`.
         """
-        seen, filled = ({(site.name, site.role) for site in some} for some in (readings, readings.filled()))
+        seen = {(site.name, site.role) for site in readings}
         gaps = []
         for (name, role), cause in causes.items():
-            if (name, role) in filled:
-                continue
-            if state.table.is_off(name, role):
-                cause = "switched off (see the warning above)"
-            gaps.append((name, role, "every tensor was empty" if (name, role) in seen else cause))
+            if (name, role) not in seen:
+                off = state.table.is_off(name, role)
+                gaps.append((name, role, "switched off (see the warning above)" if off else cause))
         if gaps:
             said = listed_gaps(gaps, among)
             rank_zero_warn(

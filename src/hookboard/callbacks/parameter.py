@@ -92,18 +92,17 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))
 
     def _finish(self, found: Readings) -> Readings:
-        columns, is_update = found.statistics, found.places.is_of("parameter_update")
-        if is_update.any():
-            columns = columns._replace(is_there=columns.is_there & ~is_update[:, None])
-            values = _values_of_updates(found)
-            columns = columns.joined({name: values[name] for name in self._asked(UPDATES)}, is_update)
-        found = dataclasses.replace(found, statistics=columns)
-        return found.where(found.places.is_of("parameter") | is_update)
+        sites, updates, statistics = found.places.sites, _values_of_updates(found), [*found.statistics]
+        for row, site in enumerate(sites):
+            if site.role == "parameter_update":
+                statistics[row] = {name: updates[name][row].item() for name in self._asked(UPDATES)}
+        is_kept = np.array([site.role != "parameter_before" for site in sites], bool)
+        return dataclasses.replace(found, statistics=statistics).where(is_kept)
 
 
 def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:
     """Return each statistic of `UPDATES` by name, shape (sites,); valid only in rows of role `parameter_update`."""
-    moments, names = Moments(*found.rows.T), tuple([site.name for site in found.places.sites])
+    moments, names = Moments(*found.rows.T), [site.name for site in found]
     with np.errstate(all="ignore"):
         norm = FORMULAS["l2"].value(moments)
         before = norm[found.places.rows("parameter_before", names)]

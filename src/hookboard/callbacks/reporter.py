@@ -43,7 +43,7 @@ class Reporter:
         self._say_new(verdicts)
         if self._loggers.loggers:
             entry, state = self._page.entry(self.judge.run, verdicts), self._state
-            entry.records.update(state.news.record(look.table.places, known, state.table, state.every_n_steps))
+            entry.records.update(state.news.record(look.readings.places, known, state.table, state.every_n_steps))
             self._loggers.write(entry)
 
     def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> None:

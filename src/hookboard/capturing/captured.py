@@ -20,11 +20,11 @@ from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, che
 from hookboard.images.feature_maps import dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.images.picture import Picture
 from hookboard.measure.by_torch import moments_of
-from hookboard.measure.gradients import Switch, watch_output, why_no_gradient
+from hookboard.measure.gradients import NO_GRADIENT, Switch, watch_output, why_no_gradient
 from hookboard.measure.own_call import is_own_call
 from hookboard.measure.row import Moments
 from hookboard.measure.statistics import FORMULAS
-from hookboard.measure.taps import NO_GRADIENT, UNKNOWN, Taps
+from hookboard.measure.taps import UNKNOWN, Taps
 from hookboard.model.layouts import shape_in_words
 from hookboard.model.selection import Patterns, Types, select
 from hookboard.model.sites import ROLES, Role, Site

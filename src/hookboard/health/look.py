@@ -1,6 +1,5 @@
 """`Look`: everything measured at one step, as plain data on the host; and what of a model is measured for it."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -136,7 +135,7 @@ class Look:
 
     step: int
     batch_idx: int
-    readings: Mapping[Site, Reading]
+    readings: Readings
     losses: Sequence[Loss] = ()
     stepped: Mapping[str, Stepped] = field(default_factory=dict)
     overflowed: bool = False
@@ -148,13 +147,8 @@ class Look:
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module's (first) tensor, or parameter, in this role; None if there is none."""
-        row = self.table.places.first(role).get(name)
-        return None if row is None else self.table.at(row)
-
-    @functools.cached_property
-    def table(self) -> Readings:
-        """The same readings as `Readings`, whose numbers are arrays."""
-        return self.readings if isinstance(self.readings, Readings) else Readings.of(self.readings.values())
+        row = self.readings.places.first.get((name, role))
+        return None if row is None else self.readings.at(row)
 
 
 MEASURED_VALUES_MAX = 1 << 16

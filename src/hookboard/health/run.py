@@ -312,11 +312,13 @@ class Run:
         return np.stack([reading.channels for reading in known if reading.channels is not None])
 
     def _keep_first_nonfinite(self, look: Look) -> None:
-        if not look.table.rows[:, _NONFINITE].any():
+        if not look.readings.rows[:, _NONFINITE].any():
             self.first_nonfinite = None
             return
         # -Inf alone may be a mask.
-        is_mask = not look.table.rows[:, _NAN_AND_INF].any() and all(math.isfinite(loss.value) for loss in look.losses)
+        is_mask = not look.readings.rows[:, _NAN_AND_INF].any() and all(
+            math.isfinite(loss.value) for loss in look.losses
+        )
         if self.first_nonfinite is None or (self._is_masked and not is_mask):
             self.first_nonfinite, self._is_masked = look, is_mask
 
@@ -361,13 +363,13 @@ class Run:
 
     def _put_in_order(self, look: Look) -> None:
         """Order the layers as they ran first; those that never ran come last."""
-        if look.table.places is self._ordered_by:
+        if look.readings.places is self._ordered_by:
             return
         known = {layer.name: layer for layer in self.layers}
-        ran = dict.fromkeys(name for name in look.table.places.first("output") if name in known)
+        ran = dict.fromkeys(name for name in look.readings.places.names("output") if name in known)
         if not ran.keys() <= self._ran.keys():
             self._order(known, ran)
-        self._ordered_by = look.table.places
+        self._ordered_by = look.readings.places
 
     def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
         order = order_with_late(list(self._ran) or list(ran), ran, list(self._watched))

@@ -226,9 +226,9 @@ class LookArrays:
 
     def __init__(self, look: Look, layers: LayerArrays) -> None:
         self.look, self.layers = look, layers
-        self._rows_in_look = layers.rows_in(look.table.places)
+        self._rows_in_look = layers.rows_in(look.readings.places)
         # What was not measured has the row -1, the last one.
-        block = np.vstack([look.table.rows, _UNMEASURED])[self._rows_in_look]
+        block = np.vstack([look.readings.rows, _UNMEASURED])[self._rows_in_look]
         count, nonfinite = block[:, _COUNT], block[:, _NONFINITE].sum(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
             rms = np.where(count > 0, np.hypot(block[:, _MEAN], block[:, _DEVIATION]), np.nan)
@@ -242,17 +242,17 @@ class LookArrays:
     @functools.cached_property
     def outputs(self) -> "Units":
         """The statistics of each channel of the outputs of all layers."""
-        return Units(self.look.table, self._rows_in_look[self.layers.parts["output"]])
+        return Units(self.look.readings, self._rows_in_look[self.layers.parts["output"]])
 
     @functools.cached_property
     def weights(self) -> "Units":
         """The statistics of each unit (first dimension) of all weights, after the step."""
-        return Units(self.look.table, self._rows_in_look[self.layers.parts["parameter"]])
+        return Units(self.look.readings, self._rows_in_look[self.layers.parts["parameter"]])
 
     def channels(self, layer: int) -> np.ndarray | None:
         """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels."""
         row = self._rows_in_look[layer]
-        return None if row < 0 else self.look.table.channels[row]
+        return None if row < 0 else self.look.readings.channels[row]
 
     @functools.cached_property
     def began_at_zero(self) -> np.ndarray:
@@ -389,7 +389,7 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 def _shares_of_experts(look: LookArrays) -> np.ndarray:
     """Return `expert_share` of each layer, shape (layers,); NaN for what is no router, or not counted."""
     shares = np.full(len(look.layers.names), np.nan)
-    for name in look.look.table.places.first("expert_tokens"):
+    for name in look.look.readings.places.names("expert_tokens"):
         reading = look.look.of(name, "expert_tokens")
         if reading is not None and reading.channels is not None and name in look.layers.names:
             tokens = reading.channels[:, _COUNT] * reading.channels[:, _MEAN]

@@ -3,10 +3,9 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function
@@ -27,10 +26,8 @@ from hookboard.model.sites import ATTENTION_ROLES, Role, Site
 MAX_BLOCK_VALUES = 1 << 22
 """Maximum number of values in a temporary block."""
 
-MAX_SEQUENCES, MAX_QUERIES = 4, 16
-"""How many sequences of a call are looked at, and how many queries of each (a choice); all heads have the same ones."""
-
-_GOLDEN = (math.sqrt(5) - 1) / 2
+MAX_QUERIES = 64
+"""How many queries of the first sequence of a call are looked at (a choice); all heads have the same ones."""
 
 FAR = 1000.0
 """A key is hidden if so much less is added to its logit than to another's (a choice): -10000 and -1e9 are common."""
@@ -176,58 +173,29 @@ def attention_numbers(
     if not are_plain or query.dim() != 4 or key.dim() != 4 or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():
-        (batch, heads, length, width), keys = query.shape, key.shape[2]
-        rows = torch.from_numpy(spread(length, MAX_QUERIES)).to(query.device, non_blocking=True)
-        # What is masked is taken by sequence, without a copy of the others.
-        mask = None if attn_mask is None else attn_mask.expand(batch, heads, length, keys)
-        causal = (rows[:, None] >= torch.arange(keys, device=query.device)).expand(heads, -1, -1)
+        (batch, heads, length, width), (groups, keys) = query.shape, key.shape[1:3]
+        count, each = min(length, MAX_QUERIES), heads // groups
+        rows = torch.arange(count, device=query.device) * length // count
+        is_past = rows[:, None] >= torch.arange(keys, device=query.device)
+        mask = None if attn_mask is None else attn_mask.expand(batch, heads, length, keys)[0]
         wide = torch.float32 if needs_host(query.device) else torch.float64
         scale = 1 / math.sqrt(width) if scale is None else scale
-        found = []
-        for place in spread(batch, MAX_SEQUENCES).tolist():
-            masks = ([] if mask is None else [mask[place][:, rows]]) + ([causal] if is_causal else [])
-            for logits, seen in _logits(query[place][:, rows].to(wide) * scale, key[place], masks):
-                entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
-                found.append((logits.amax(-1), entropy.masked_fill(seen < 2, -math.inf)))
-        shape = (-1, heads, len(rows))
-        logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in zip(*found, strict=True))
-        first = int(is_causal and min(length, keys) > 1)  # the first query has one key
-        return logit.reshape(heads, -1), entropy[..., first:].reshape(heads, -1)
-
-
-def spread(size: int, most: int) -> np.ndarray:
-    """Return `most` ascending indices below `size`, one from each of equal parts, irregularly spaced; all if fewer.
-
-    >>> spread(1000, 4).tolist()
-    [0, 404, 559, 963]
-    """
-    if size <= most:
-        return np.arange(size)
-    part = np.arange(most)
-    return ((part + part * _GOLDEN % 1) * (size / most)).astype(np.int64)
-
-
-def _logits(query: Tensor, key: Tensor, masks: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits of all heads of a sequence, some heads at a time, and how many keys each query sees.
-
-    The shapes are (heads, queries, keys) and (heads, queries).
-
-    Args:
-        query: shape (heads, queries, width), scaled.
-        key: shape (groups, keys, width), each for as many heads.
-        masks: of shape (heads, queries, keys), as torch takes them.
-    """
-    (heads, queries, width), (groups, keys) = query.shape, key.shape[:2]
-    each = heads // groups
-    by_group = query.view(groups, each * queries, width)
-    some = max(1, MAX_BLOCK_VALUES // (keys * max(width, each * queries)))
-    for at in range(0, groups, some):
-        logits = (by_group[at : at + some] @ key[at : at + some].to(query.dtype).mT).view(-1, queries, keys)
-        are_near = torch.ones_like(logits, dtype=torch.bool)
-        for mask in (mask[at * each : (at + some) * each] for mask in masks):
-            if mask.dtype is torch.bool:
-                logits.masked_fill_(~mask, -math.inf)
-            else:  # some hide by the smallest number of the type, to which nothing can be added
-                are_near &= mask >= mask.amax(-1, keepdim=True) - FAR
-                logits = (logits + mask).masked_fill_(mask <= torch.finfo(mask.dtype).min / 2, -math.inf)
-        yield logits, (are_near & (logits > -math.inf)).sum(-1)
+        some, found = max(1, MAX_BLOCK_VALUES // (keys * max(width, each * count))), []
+        for at in range(0, groups, some):
+            own = slice(at * each, (at + some) * each)
+            queries = query[0, own, rows].to(wide).view(-1, each * count, width) * scale
+            logits = (queries @ key[0, at : at + some].to(wide).mT).view(-1, count, keys)
+            added = torch.zeros_like(logits)
+            if is_causal:
+                added.masked_fill_(~is_past, -math.inf)
+            elif mask is not None and mask.dtype is torch.bool:
+                added.masked_fill_(~mask[own, rows], -math.inf)
+            elif mask is not None:  # some hide by the smallest number of the type, to which nothing can be added
+                given = mask[own, rows]
+                added += given.to(wide).masked_fill(given <= torch.finfo(given.dtype).min / 2, -math.inf)
+            logits += added
+            seen = ((added >= added.amax(-1, keepdim=True) - FAR) & (added > -math.inf)).sum(-1)
+            entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+            found.append((logits.amax(-1), entropy.masked_fill(seen < 2, -math.inf)))
+        logit, entropy = map(torch.cat, zip(*found, strict=True))
+        return logit, entropy[:, int(is_causal and min(length, keys) > 1) :]  # the first query has one key

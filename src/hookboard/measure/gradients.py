@@ -12,18 +12,13 @@ from torch.utils.hooks import RemovableHandle
 from hookboard.base.torch_private import at_end_of_backward, base_of, sequence_number_of, unseen, version_of
 
 Observer = Callable[[Tensor], object]
-Explain = Callable[[str], object]
-"""A function that is called with the reason why a gradient is not observed."""
 Changed = Callable[[], bool]
 """A function that tells whether an in-place operation has changed a view's memory."""
 
-CHANGED = "the tensor is a view whose memory an in-place operation changed, and torch sends such a gradient elsewhere"
-UNSEEN = (
-    "no gradient arrived, because the loss does not depend on the tensor, or because the tensor is a view that was "
-    "modified in place"
+NO_GRADIENT = (
+    "no gradient arrived (or an empty one), because the loss does not depend on the tensor, or because it is a view "
+    "that was changed in place, or comes from other threads"
 )
-LEAF = "the output is a parameter, or another leaf of the graph, which would keep the hook"
-UNREACHED = "the output does not depend on the input, or is computed in other threads"
 
 
 class Switch:
@@ -36,13 +31,15 @@ class Switch:
 
 
 def why_no_gradient(tensor: Tensor) -> str:
-    """Return why a tensor that does not require a gradient gets none, as a predicate.
+    """Return why no gradient of a tensor is observed that is a leaf, or requires none, as a predicate.
 
     >>> why_no_gradient(torch.zeros(2, dtype=torch.long))
     'is int64, a dtype that cannot have a gradient'
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"is {str(tensor.dtype).removeprefix('torch.')}, a dtype that cannot have a gradient"
+    if tensor.requires_grad:
+        return "is a parameter, or another leaf of the graph, which would keep the hook"
     if not torch.is_grad_enabled():
         return "was computed under torch.no_grad()"
     return (
@@ -51,45 +48,36 @@ def why_no_gradient(tensor: Tensor) -> str:
     )
 
 
-def watch_output(
-    tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = lambda cause: None
-) -> RemovableHandle:
+def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> RemovableHandle:
     """Hook `tensor`, so that each backward pass that runs while `switch` is on calls `observe` with its gradient.
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
     tensor later. Of a view that is changed in place torch tells a part of the gradient, or nothing: then nothing is
-    observed. `on_unclear` is called with the cause of that, for a view already now.
+    observed.
 
     Returns:
         The handle of the hook. The caller must remove it from a leaf; otherwise the hook ends with the graph.
     """
-    is_changed = changes_of(tensor)
-    if is_changed is not None:
-        on_unclear(UNSEEN)
-    handle: RemovableHandle = tensor.register_hook(functools.partial(_show, observe, switch, is_changed, on_unclear))
+    handle: RemovableHandle = tensor.register_hook(functools.partial(_show, observe, switch, changes_of(tensor)))
     return handle
 
 
 @unseen
-def _show(observe: Observer, switch: Switch, is_changed: Changed | None, explain: Explain, grad: Tensor | None) -> None:
+def _show(observe: Observer, switch: Switch, is_changed: Changed, grad: Tensor | None) -> None:
     """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
     # None: of several outputs of one operation, such as an LSTM of cuDNN, the loss does not depend on this one.
-    if not switch.on or grad is None:
-        return
-    if is_changed is not None and is_changed():
-        explain(CHANGED)
-    else:
+    if switch.on and grad is not None and not is_changed():
         observe(grad)  # not returned: autograd would take it for the gradient
 
 
-def changes_of(tensor: Tensor) -> Changed | None:
-    """Return a function that tells whether an in-place operation has changed a view's memory since; None for no view.
+def changes_of(tensor: Tensor) -> Changed:
+    """Return a function that tells whether an in-place operation has changed a view's memory since.
 
     It does not keep the memory alive, except for sparse and nested tensors and subclasses.
     """
     base = None if tensor.is_leaf else base_of(tensor)
     if base is None:
-        return None
+        return lambda: False
     counter = base.detach()  # it shares the base's version counter, and keeps it when its memory is exchanged
     if type(base) is Tensor:
         with suppress(RuntimeError):
@@ -98,7 +86,7 @@ def changes_of(tensor: Tensor) -> Changed | None:
     return lambda: version_of(counter) != version
 
 
-Edges = dict[str, tuple[GradientEdge, Changed | None]]
+Edges = dict[str, tuple[GradientEdge, Changed]]
 """By path, the autograd edges that lead to the inputs of a module, with what `changes_of` returns for each."""
 
 
@@ -116,7 +104,6 @@ def watch_inputs(
     since: int,
     observers: Mapping[str, Observer],
     switch: Switch,
-    on_unclear: Explain,
 ) -> None:
     """Observe the gradients that one call of a module passes back to its inputs.
 
@@ -131,35 +118,26 @@ def watch_inputs(
         since: autograd's sequence number when the call began; nodes with smaller numbers are not the module's.
         observers: path of the input to the observer of its gradient.
         switch: nothing is observed while it is off.
-        on_unclear: is called with the cause if a gradient is not observed.
     """
     outputs = [tensor for tensor in outputs if tensor.requires_grad and not tensor.is_leaf]
     returned = {(edge.node, edge.output_nr): tensor for tensor in outputs for edge in [get_gradient_edge(tensor)]}
     crossings = _crossings(outputs, {edge.node for edge, _ in edges.values()}, since)
-    views = [is_changed for tensor in outputs if (is_changed := changes_of(tensor)) is not None]
+    are_changed = [changes_of(tensor) for tensor in outputs]
 
     def observed(path: str, total: Tensor) -> None:
-        if any(is_changed() for is_changed in views):  # a part of the sum may be missing
-            on_unclear(CHANGED)
-        else:
+        if not any(is_changed() for is_changed in are_changed):  # otherwise a part of the sum may be missing
             observers[path](total)
 
     for path, ((node, number, *_), is_changed) in edges.items():
-        if is_changed is not None and is_changed():  # the module has worked in place on a view
-            on_unclear(CHANGED)
-        elif (
-            node,
-            number,
-        ) in returned:  # the module returned its input: the gradient of the output is that of the input
-            watch_output(returned[node, number], observers[path], switch, on_unclear)
-        elif (node, number) not in crossings:
-            on_unclear(UNREACHED)
-        else:
-            if views:
-                on_unclear(UNSEEN)
-            add = _summed(functools.partial(observed, path), len(crossings[node, number]))
-            for each, slot in crossings[node, number]:
-                each.register_hook(functools.partial(_pass_on, add, slot, switch))
+        if is_changed():  # the module has worked in place on a view
+            continue
+        if (node, number) in returned:  # the module returned its input, whose gradient is that of the output
+            watch_output(returned[node, number], observers[path], switch)
+            continue
+        crossing = crossings.get((node, number), [])
+        add = _summed(functools.partial(observed, path), len(crossing))
+        for each, slot in crossing:
+            each.register_hook(functools.partial(_pass_on, add, slot, switch))
 
 
 @unseen

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.torch_private import in_transform, modules_in
-from hookboard.measure.gradients import why_no_gradient
 from hookboard.model.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.model.sites import Role
 
-Receive = Callable[[Role, str, Tensor | None, str], None]
-"""Takes a detached tensor of a call of the module, with its role and path; or None, with the cause, if there is none to
-send. The cause is "" if only the fact that the module was called is sent."""
+Receive = Callable[[Role, str, Tensor | None], None]
+"""Takes a detached tensor of a call of the module, with its role and path; None if it only tells of the call."""
 
 _RECEIVERS: dict[int, Receive] = {}
 """The number that stands for a receiver in graphs -> the receiver."""
@@ -29,28 +27,30 @@ _LIBRARY = torch.library.Library("hookboard", "DEF")
 # It runs Python, which a replayed CUDA graph would skip. Older versions of torch have no such tag.
 # It says that it changes the key, which it does not: so the compiler neither merges equal calls nor drops any.
 _LIBRARY.define(
-    "show(Tensor(a!) key, Tensor? tensor, str role, str path, str cause) -> ()",
+    "show(Tensor(a!) key, Tensor? tensor, str role, str path) -> ()",
     tags=[tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"],
 )
 
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
-def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
+def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str) -> None:
     receive = _RECEIVERS.get(int(key))
     if receive is not None:
-        receive(role, path, tensor, cause)
+        receive(role, path, tensor)
 
 
 @torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
-def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> None:
+def _(key: Tensor, tensor: Tensor | None, role: str, path: str) -> None:
     pass
 
 
 KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
 """Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
 
-
-RETURNED = "a compiled graph cannot expose the gradient of an input that the module returns, or changes in place"
+NOT_SHOWN = (
+    "a compiled graph cannot expose it, as those of an input that the module returns or changes in place, of tensor "
+    "subclasses, of containers that only their class can rebuild, and of modules under a function transform"
+)
 
 
 class GraphEnd:
@@ -83,10 +83,7 @@ class GraphEnd:
         tensors = list(tensors_in(named_inputs(args, kwargs)))
         if "input" in roles:
             self._show_all("input", tensors)
-        if "grad_input" not in roles:
-            return None
-        if self._keeps_its_input:
-            self._explain("grad_input", RETURNED)
+        if "grad_input" not in roles or self._keeps_its_input:
             return None
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
@@ -95,12 +92,7 @@ class GraphEnd:
         if in_transform():  # tensors outside of the transform, such as the key, must not be changed inside it
             return None
         tensors = list(tensors_in(output))
-        self._explain("output", "")  # the module was called
-        if not tensors:
-            nothing = f"the module returned {type(output).__name__}, which contains no tensor"
-            self._explain("output", nothing)
-            self._explain("grad_output", nothing)
-            return None
+        torch.ops.hookboard.show(self._forward_key, None, "output", "")  # the module was called
         if "output" in roles:
             self._show_all("output", tensors)
         if "grad_output" not in roles:
@@ -108,26 +100,24 @@ class GraphEnd:
         given = [] if self._keeps_its_output else [t for _, t in tensors_in(named_inputs(args, kwargs))]
         return self._with_gradients_shown("grad_output", output, tensors, given)
 
-    def _explain(self, role: Role, cause: str) -> None:
-        torch.ops.hookboard.show(self._forward_key, None, role, "", cause)
-
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
         for path, tensor in tensors:
-            cause = _why_not_taken(tensor)
-            torch.ops.hookboard.show(self._forward_key, None if cause else tensor.detach(), role, path, cause)
+            if _is_taken(tensor):
+                torch.ops.hookboard.show(self._forward_key, tensor.detach(), role, path)
 
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced."""
+        """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced.
+
+        Those `given` to the module must not be replaced by a copy if the module returns them.
+        """
         if not can_be_filled(value):
-            self._explain(role, "a compiled graph cannot rebuild a container of this class with other tensors")
             return None
         shown: list[list[Tensor]] = []  # each tensor with its copy
         for path, tensor in tensors:
-            cause = _why_not_shown(role, tensor, given)
-            if cause:
-                self._explain(role, cause)
+            # `tensor in given` would compare the elements.
+            if not (tensor.requires_grad and _is_taken(tensor)) or any(other is tensor for other in given):
                 continue
             known = [pair for pair in shown if pair[0] is tensor]
             if not known:
@@ -137,17 +127,6 @@ class GraphEnd:
         if not shown:
             return None
         return map_tensors(lambda tensor: [*[copy for old, copy in shown if old is tensor], tensor][0], value)
-
-
-def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
-    """Return why a compiled graph cannot show the gradient of a tensor; "" if it can.
-
-    Those `given` to the module must not be replaced by a copy if the module returns them.
-    """
-    if not tensor.requires_grad:
-        return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"
-    is_given = any(other is tensor for other in given)  # `tensor in given` would compare the elements
-    return RETURNED if is_given else _why_not_taken(tensor)
 
 
 class _ShownGradient(torch.autograd.Function):
@@ -163,11 +142,10 @@ class _ShownGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path, "")
+        torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path)
         return grad, None, None, None
 
 
-def _why_not_taken(tensor: Tensor) -> str:
-    """Return why `hookboard::show` does not take a tensor, as a nested one, or one of a subclass; "" if it does."""
-    is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
-    return "" if is_plain else f"a compiled graph cannot expose tensors of type {type(tensor).__name__}"
+def _is_taken(tensor: Tensor) -> bool:
+    """Return True if `hookboard::show` takes a tensor, which must be neither nested nor of a subclass."""
+    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested

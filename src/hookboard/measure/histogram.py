@@ -1,7 +1,6 @@
 """Bins with fixed edges, whose counts merge by addition; and the histograms and quantiles that follow from them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,44 +63,28 @@ def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
 _ORDER, _EDGES = _bin_edges()
 
 
-def histograms(
-    counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
-) -> list[Histogram]:
-    """Turn the bin counts of several sites into histograms of at most `resolution` bins each; of none without values.
+def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64) -> Histogram:
+    """Turn the bin counts of a site into a histogram of at most `resolution` bins; of none without values.
 
     Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
     hundreds of bins close to zero, and the file would hold them for every site and step. An empty stretch between two
     bins that hold values is one bin, however wide: a chart draws it alike.
 
-    The first and the last edge are `low` and `high`, the smallest and the largest finite value of each site.
+    The first and the last edge are `low` and `high`, the smallest and the largest finite value.
     """
-    with np.errstate(all="ignore"):  # of a site without finite values
-        # In halves: the range may exceed float64.
-        cuts = 2 * (low / 2 + np.arange(1, resolution)[:, None] / resolution * (high / 2 - low / 2))
-    starts = np.zeros((len(counts), resolution + 1), dtype=np.intp)
-    starts[:, 1:-1] = np.searchsorted(_EDGES, cuts.T).clip(0, len(_ORDER))
-    starts[:, -1] = len(_ORDER)
-    sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
-
-    # A bin is kept where it or the one before it holds something, and where another that does follows.
-    is_filled = sums > 0
-    after_filled = np.pad(is_filled, ((0, 0), (1, 0)))[:, :-1]
-    before_filled = np.maximum.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
-    is_kept = is_filled | (after_filled & before_filled)
-    edges = np.append(_EDGES[starts[:, :-1]].clip(low[:, None], high[:, None]), high[:, None], axis=1)
-    edges[np.arange(len(counts)), is_kept.argmax(axis=1)] = low
-    is_edge = np.append(is_kept, np.logical_or.reduce(is_kept, axis=1, keepdims=True), axis=1)
-    edges_of = np.split(edges[is_edge], np.cumsum(is_edge.sum(axis=1))[:-1])
-    counts_of = np.split(sums[is_kept], np.cumsum(is_kept.sum(axis=1))[:-1])
-    return [Histogram(own if len(own) else np.zeros(1), found) for own, found in zip(edges_of, counts_of, strict=True)]
-
-
-def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return the sum of the counts from each start to the next; starts number the bins in ascending order of values."""
-    half = len(_ORDER) // 2
-    # `reduceat` takes no start past the end, hence the last 0, and gives an element where there is nothing to add up.
-    ordered = np.concatenate([counts[BINS // 2 + half - 1 : BINS // 2 - 1 : -1], counts[:half], [0.0]])
-    return np.where(np.diff(starts) > 0, np.add.reduceat(ordered, starts[:-1]), 0.0)
+    ordered = counts[_ORDER].astype(np.float64)
+    if not ordered.any():
+        return Histogram(np.zeros(1), ordered[:0])
+    cuts = 2 * (low / 2 + np.arange(1, resolution) / resolution * (high / 2 - low / 2))  # the range may exceed float64
+    starts = np.unique(np.append(0, np.searchsorted(_EDGES, cuts)))
+    starts = starts[starts < len(_ORDER)]
+    sums = np.add.reduceat(ordered, starts)
+    is_kept = sums > 0
+    last = np.flatnonzero(is_kept)[-1]
+    is_kept[1 : last + 1] |= is_kept[:last]  # the first that is empty after one that is not
+    edges = np.append(_EDGES[starts[is_kept]].clip(low, high), high)
+    edges[0] = low
+    return Histogram(edges, sums[is_kept])
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
@@ -125,17 +108,6 @@ def _middle(place: int, low: float, high: float) -> float:
     is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
     middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
     return min(max(middle, low), high)
-
-
-def shifted(counts: np.ndarray, factor: float) -> np.ndarray:
-    """Return the counts of the values divided by a factor: exact for a power of two, else off by half a bin at most."""
-    finite = 255 << MANTISSA_BITS
-    places = (np.arange(finite) - round(math.log2(factor) * (1 << MANTISSA_BITS))).clip(0, finite - 1)
-    places[0] = 0  # that of 0
-    moved = np.zeros_like(counts)
-    for start in (0, BINS // 2):  # positive numbers, then negative ones
-        np.add.at(moved, start + places, counts[start : start + finite])
-    return moved
 
 
 def count_below(counts: np.ndarray, limit: float) -> float:

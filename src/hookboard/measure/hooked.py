@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of, renumber
+from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of
 
 READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
 """The place of a hook among those of its module; hooks of others have `READS`."""
@@ -39,7 +39,6 @@ def hooked(
     place: int = READS,
     with_kwargs: bool = False,
     always_call: bool = False,
-    numbers: dict[str, int] | None = None,
 ) -> Hooks:
     """Hook a module, until the returned hooks are closed or their context ends, with or without an error.
 
@@ -56,8 +55,6 @@ def hooked(
         with_kwargs: whether `after` takes the keyword arguments, too, before the output. Without need it must not: if
             another thread calls the module while it is hooked or unhooked, torch may leave them out.
         always_call: whether `after` is called if the module raised an error, too.
-        numbers: the id of the handle of each kind of hook, filled by the first call and used by those that follow. In
-            older versions of torch, equal modules share a compiled graph only if the ids of their hooks are equal.
     """
     hooks = Hooks()
     try:
@@ -69,9 +66,6 @@ def hooked(
             hook = _OnModule(before)
             hooks["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
             hook.place = place
-        if numbers is not None:
-            for kind, handle in hooks.items():
-                renumber(handle, numbers.setdefault(kind, handle.id))
         _sort(forward_hooks_of(module))
         _sort(forward_pre_hooks_of(module))
     except BaseException:  # Ctrl-C: nobody has the hooks yet

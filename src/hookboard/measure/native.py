@@ -4,7 +4,6 @@ Large tensors are measured by torch's own threads, as many as torch uses. The re
 """
 
 import functools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -44,9 +43,7 @@ Form = tuple[int, int, int, int, int, int, bool]
 `Job` in `_native.c`, and whether it measures `abs_mean`."""
 
 
-def form_of(
-    tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
-) -> Form | None:
+def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs_mean: bool) -> Form | None:
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
@@ -64,25 +61,18 @@ def form_of(
     return _TYPES[tensor.dtype], outer, channels, inner, apart, max(every, 1), with_abs_mean
 
 
-def measure_into(
-    jobs: Iterable[tuple[Form, Tensor, Tensor | None, int, bool, int]], rows: Tensor, bins: Tensor
-) -> list[int]:
-    """Measure tensors, and merge each into its rows, shape (n, WIDTH), and its bins.
+def measure_into(job: tuple[Form, Tensor, Tensor | None, int, bool, int], rows: Tensor, bins: Tensor) -> bool:
+    """Measure a tensor, and merge it into its rows, shape (n, WIDTH), and its bins; return True.
 
     Args:
-        jobs: the form; the tensor; what is subtracted from it, or None; the first row of the site, which those of
+        job: the form; the tensor; what is subtracted from it, or None; the first row of the site, which those of
             channels follow; whether these rows hold nothing yet; and the row of the site's bins, or -1.
         rows: shape (n, WIDTH), float64.
         bins: shape (n, BINS), int64.
-
-    Returns:
-        The numbers of jobs that it could not do: none.
     """
-    into, threads = rows.data_ptr(), torch.get_num_threads()
-    for (kind, outer, channels, inner, apart, every, with_abs_mean), values, minus, row, is_fresh, bin_row in jobs:
-        less = 0 if minus is None else minus.data_ptr()
-        counts = 0 if bin_row < 0 else bins[bin_row].data_ptr()
-        at = into + 8 * WIDTH * row
-        given = kind, outer, channels, inner, apart, every, is_fresh, with_abs_mean, threads
-        _native.measure_into(values.data_ptr(), less, counts, at, *given)
-    return []
+    (kind, outer, channels, inner, apart, every, with_abs_mean), values, minus, row, is_fresh, bin_row = job
+    less, at = 0 if minus is None else minus.data_ptr(), rows.data_ptr() + 8 * WIDTH * row
+    counts = 0 if bin_row < 0 else bins[bin_row].data_ptr()
+    given = kind, outer, channels, inner, apart, every, is_fresh, with_abs_mean, torch.get_num_threads()
+    _native.measure_into(values.data_ptr(), less, counts, at, *given)
+    return True

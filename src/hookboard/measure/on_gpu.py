@@ -1,7 +1,7 @@
 """A Triton kernel that measures tensors on an accelerator, and its launches. Nothing here waits for the device.
 
-It imports Triton: import it only where tensors may be on a GPU. One launch reads a tensor, or many, and merges what it
-finds into rows of `FIELDS` that stand in memory already, and into bins. Each program measures tiles of a tensor:
+It imports Triton: import it only where tensors may be on a GPU. One launch reads a tensor, and merges what it finds
+into rows of `FIELDS` that stand in memory already; torch counts the bins. Each program measures tiles of the tensor:
 
 - FIRST: a channel is one run of values, as in a weight (out, in). A tile is `ROWS` groups of `WIDE` values of it.
 - RUNS: it is `outer` runs of `inner` values, as in (N, C, H, W). A tile is the same.
@@ -14,12 +14,11 @@ last of all merges those of the tensor (as in "split K" matrix products). The co
 
 **True.** The results are exact to 1e-6 whatever the values. The squares of a group are of the differences from its own
 mean, in float32, in units of a power of two that brings its largest magnitude into [1, 2): none overflows. All that
-follows is float64. A mean may cancel, so sums are exact: in float64, or on cards where that is slow in pairs of float32
-(Knuth, "The Art of Computer Programming" 2, 4.2.2; Dekker, "A floating-point technique for extending the available
-precision", 1971). Sums over groups are about a pivot, the mean of the first tile that has a finite value. The square of
-its distance from the mean of all N values is at most N/T times their variance, for a tile of T values: so what cancels
-in `squares - total**2 / n` costs at most a factor N/T, of the 1e16 that float64 has. Rows are merged by the formula of
-Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+follows is float64, as is each sum, since a mean may cancel. Sums over groups are about a pivot, the mean of the first
+tile that has a finite value. The square of its distance from the mean of all N values is at most N/T times their
+variance, for a tile of T values: so what cancels in `squares - total**2 / n` costs at most a factor N/T, of the 1e16
+that float64 has. Rows are merged by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm
+for computing sample variances", 1979).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -28,33 +27,30 @@ Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computi
 
 import contextlib
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hookboard.base.messages import inform, warn_switched_off
+from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import stream_number
 from hookboard.measure import memory, row
-from hookboard.measure.card import adds_float64_fast, processors, uploaded_from
+from hookboard.measure.by_torch import count_into
+from hookboard.measure.card import processors
 
 WIDTH = tl.constexpr(row.WIDTH)
 COLUMNS = tl.constexpr(16)  # of a row in a tile, whose sizes are powers of two
-BINS = tl.constexpr(8192)
 RUNS = tl.constexpr(memory.RUNS)
 LAST = tl.constexpr(memory.LAST)
-JOB = tl.constexpr(13)  # the numbers of a tensor in `table`
 
 
 @triton.jit
 def _load(
-    values, minus, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
-    WIDE: tl.constexpr, HAS_MINUS: tl.constexpr, IS_ALIGNED: tl.constexpr
+    values, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
     """Load rows from `start` on of a tensor, or of one of its channels, as float32, [ROWS, WIDE]; NaN for no value."""
     row, column = start + tl.arange(0, ROWS), tl.arange(0, WIDE)
@@ -80,25 +76,13 @@ def _load(
     # A mask, even one that is True everywhere, would make each value a load of its own.
     if is_full:
         x = tl.load(values + offsets).to(tl.float32)
-        if HAS_MINUS:
-            x -= tl.load(minus + offsets).to(tl.float32)
     else:
         if LAYOUT == LAST:
             is_there = (row < rows)[:, None] & (channel < channels)[None, :]
         else:
             is_there = (place[:, None] + column[None, :] < inner) & (row < rows)[:, None]
         x = tl.load(values + offsets, mask=is_there, other=float("nan")).to(tl.float32)
-        if HAS_MINUS:
-            x -= tl.load(minus + offsets, mask=is_there, other=0.0).to(tl.float32)
     return x
-
-
-@triton.jit
-def two_sum(a_high, a_low, b_high, b_low):
-    """Return the sum of two numbers that are given as a high and a low part each: high rounded, low with the rest."""
-    high = a_high + b_high
-    b = high - a_high
-    return high, a_low + b_low + ((a_high - (high - b)) + (b_high - b))
 
 
 @triton.jit
@@ -146,59 +130,37 @@ def _merge(parts, count, apart, is_there, to, is_fresh, PARTS: tl.constexpr, CHA
     tl.store(to[:, None] + column, merged, mask=is_there[:, None] & (column < WIDTH))
 
 
-@triton.jit(do_not_specialize=[*range(7, 16)])
+@triton.jit(do_not_specialize=[*range(4, 11)])
 def measure(
-    values, minus, slab, bins, scratch, counters, table, jobs: tl.int32, programs: tl.int32, row: tl.int64,
-    bin_row: tl.int64, outer: tl.int64, channels: tl.int64, inner: tl.int64, every: tl.int64, is_fresh: tl.int32,
-    LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr,
-    HAS_MINUS: tl.constexpr, HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, IS_SHARED: tl.constexpr,
-    IS_ALIGNED: tl.constexpr, HAS_TABLE: tl.constexpr
+    values, slab, scratch, counters, programs: tl.int32, row: tl.int64, outer: tl.int64, channels: tl.int64,
+    inner: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
-    """Measure a tensor, or many of one dtype; the grid has the programs of all, one after the other.
+    """Measure a tensor.
 
     Args:
-        values: float16, bfloat16 or float32, in one run of memory, less those of `minus`, in the same order.
-        slab, bins: float64, (n, WIDTH), and int64, (n, BINS): what is merged into, from `row` and at `bin_row`.
+        values: float16, bfloat16 or float32, in one run of memory.
+        slab: float64, (n, WIDTH): what is merged into, from `row` on.
         scratch, counters: float64, (n, WIDTH), and int32, (n,), all 0: as many as `Form.needs`.
-        table: with HAS_TABLE int64, (jobs, JOB): where the programs, the scratch and the counters of each tensor begin,
-            ascending; the addresses of `values` and `minus`; and `programs` to `is_fresh`.
         outer, channels, inner: the runs of a channel (for LAST, values), the channels (1 for none), a run's values.
         programs, every: how many measure a group of channels; each `every`-th channel has a row, none if that is 0.
-        TILES: how many tiles are counted into bins at once; with IS_SHARED in shared memory first.
         IS_ALIGNED: whether each group begins at a multiple of 16 bytes.
     """
     number = tl.program_id(0)
-    if HAS_TABLE:
-        low, high = jobs * 0, jobs
-        while high - low > 1:  # the last job whose first program is not after this one
-            middle = (low + high) // 2
-            is_later = tl.load(table + middle * JOB) > number
-            low, high = tl.where(is_later, low, middle), tl.where(is_later, middle, high)
-        job = table + low * JOB
-        number -= tl.load(job).to(tl.int32)
-        scratch += tl.load(job + 1) * WIDTH
-        counters += tl.load(job + 2)
-        values, minus = tl.load(job + 3).to(values.dtype), tl.load(job + 4).to(minus.dtype)
-        if IS_ALIGNED:
-            values, minus = tl.multiple_of(values, 16), tl.multiple_of(minus, 16)
-        programs, row, bin_row = tl.load(job + 5).to(tl.int32), tl.load(job + 6), tl.load(job + 7)
-        outer, channels, inner = tl.load(job + 8), tl.load(job + 9), tl.load(job + 10)
-        every, is_fresh = tl.load(job + 11), tl.load(job + 12).to(tl.int32)
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
     group, program, one = number // programs, number % programs, tl.arange(0, 1)
-    begin, rows, counts = group.to(tl.int64) * CHANNELS, slab + row * WIDTH, bins + bin_row * BINS
+    begin, rows = group.to(tl.int64) * CHANNELS, slab + row * WIDTH
     channel = begin + tl.arange(0, CHANNELS)
     is_there = channel < channels
     length = outer if LAYOUT == LAST else outer * ((inner + (WIDE - 1)) // WIDE)
     if LAYOUT != LAST:
         values += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
-        minus += begin * (inner // WIDE * WIDE if IS_ALIGNED else inner)
 
-    block, step = program.to(tl.int64) * (ROWS * TILES), programs.to(tl.int64) * (ROWS * TILES)
+    tile, step = program.to(tl.int64) * ROWS, programs.to(tl.int64) * ROWS
     found = tl.where(is_there, 0, 1)
-    pivot, at = found.to(tl.float64) * 0.0, block
+    pivot, at = found.to(tl.float64) * 0.0, tile
     while (tl.min(found, 0) == 0) & (at < length):
-        x = _load(values, minus, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
+        x = _load(values, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED)
         is_finite = tl.abs(x) < float("inf")
         clean, many = tl.where(is_finite, x, 0.0).to(tl.float64), tl.sum(_many(is_finite, LAYOUT), 0)
         mean = tl.sum(clean if LAYOUT == LAST else tl.sum(clean, 1)[:, None], 0) / tl.maximum(many, 1).to(tl.float64)
@@ -209,59 +171,35 @@ def measure(
     low, high = total.to(tl.float32) + float("inf"), total.to(tl.float32) + float("-inf")
     seen = tl.zeros([ROWS, CHANNELS], tl.int32)
     zeros, infinite = seen, seen  # +inf in the lower 16 bits, -inf above: no thread has as many values
-    in_bins = tl.zeros([BINS if HAS_BINS and IS_SHARED else 1], tl.int32)
-    while block < length:
-        for tile in range(TILES):
-            at = block + tile * ROWS
-            x = _load(values, minus, at, length, inner, channel, channels, LAYOUT, ROWS, WIDE, HAS_MINUS, IS_ALIGNED)
-            is_finite = tl.abs(x) < float("inf")
-            clean, many = tl.where(is_finite, x, 0.0), _many(is_finite, LAYOUT)
-            smallest, largest = tl.where(is_finite, x, float("inf")), tl.where(is_finite, x, float("-inf"))
-            count = many.to(tl.float64)
-            if LAYOUT == LAST:
-                own, size = clean.to(tl.float64), tl.abs(clean).to(tl.float64)
-                squares += count * (own - pivot[None, :]) * (own - pivot[None, :])
-            else:
-                # 2**(k - 127) brings the largest magnitude into [1, 2), or nearer to it; `unit` is its inverse.
-                k = tl.maximum(254 - (tl.max(tl.abs(clean), 1).to(tl.int32, bitcast=True) >> 23), 1)[:, None]
-                unit = ((1150 - k).to(tl.int64) << 52).to(tl.float64, bitcast=True)
-                scaled = clean * (k << 23).to(tl.float32, bitcast=True)
-                mean = tl.sum(scaled, 1)[:, None] / tl.maximum(many, 1).to(tl.float32)
-                away = tl.where(is_finite, scaled - mean, 0.0)
-                if PAIRS:
-                    exact, rest = tl.reduce((scaled, tl.zeros_like(scaled)), 1, two_sum)
-                    own = (exact.to(tl.float64) + rest.to(tl.float64))[:, None] * unit
-                else:
-                    own = tl.sum(scaled.to(tl.float64), 1)[:, None] * unit
-                size = tl.sum(tl.abs(scaled), 1)[:, None].to(tl.float64) * unit
-                smallest, largest = tl.min(smallest, 1)[:, None], tl.max(largest, 1)[:, None]
-                centre = mean.to(tl.float64) * unit
-                distance = centre - pivot[None, :]
-                squares += tl.sum(away * away, 1)[:, None].to(tl.float64) * unit * unit
-                squares += distance * (2.0 * (own - count * centre) + count * distance)
-            total += own - count * pivot[None, :]
-            if HAS_ABS_MEAN:
-                magnitudes += size
-            low, high, seen = tl.minimum(low, smallest), tl.maximum(high, largest), seen + many
-            zeros += _many(x == 0, LAYOUT)
-            infinite += _many(x == float("inf"), LAYOUT) + (_many(x == float("-inf"), LAYOUT) << 16)
-        if HAS_BINS:  # the values are in the cache
-            more: tl.constexpr = ROWS * TILES
-            x = _load(values, minus, block, length, inner, channel, channels, LAYOUT, more, WIDE, HAS_MINUS, IS_ALIGNED)
-            of_value = (x.to(tl.int32, bitcast=True) >> 19) & (BINS - 1)
-            if IS_SHARED:
-                in_bins += tl.histogram(tl.reshape(of_value, [more * WIDE]), BINS)
-            else:  # zeros, often half of all, would wait for each other: they are added at the end
-                is_counted = (tl.abs(x) < float("inf")) & (x != 0)
-                tl.atomic_add(counts + of_value, 1, mask=is_counted, sem="relaxed")
-        block += step
-    if HAS_BINS:
-        if IS_SHARED:
-            bin = tl.arange(0, BINS)
-            is_filled = ((bin & 4095) < 4080) & (in_bins > 0)  # those of infinities and NaN are in no histogram
-            tl.atomic_add(counts + bin, in_bins.to(tl.int64), mask=is_filled, sem="relaxed")
+    while tile < length:
+        x = _load(values, tile, length, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED)
+        is_finite = tl.abs(x) < float("inf")
+        clean, many = tl.where(is_finite, x, 0.0), _many(is_finite, LAYOUT)
+        smallest, largest = tl.where(is_finite, x, float("inf")), tl.where(is_finite, x, float("-inf"))
+        count = many.to(tl.float64)
+        if LAYOUT == LAST:
+            own, size = clean.to(tl.float64), tl.abs(clean).to(tl.float64)
+            squares += count * (own - pivot[None, :]) * (own - pivot[None, :])
         else:
-            tl.atomic_add(counts, tl.sum(tl.sum(zeros, 0), 0).to(tl.int64), sem="relaxed")
+            # 2**(k - 127) brings the largest magnitude into [1, 2), or nearer to it; `unit` is its inverse.
+            k = tl.maximum(254 - (tl.max(tl.abs(clean), 1).to(tl.int32, bitcast=True) >> 23), 1)[:, None]
+            unit = ((1150 - k).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+            scaled = clean * (k << 23).to(tl.float32, bitcast=True)
+            mean = tl.sum(scaled, 1)[:, None] / tl.maximum(many, 1).to(tl.float32)
+            away = tl.where(is_finite, scaled - mean, 0.0)
+            own = tl.sum(scaled.to(tl.float64), 1)[:, None] * unit
+            size = tl.sum(tl.abs(scaled), 1)[:, None].to(tl.float64) * unit
+            smallest, largest = tl.min(smallest, 1)[:, None], tl.max(largest, 1)[:, None]
+            centre = mean.to(tl.float64) * unit
+            distance = centre - pivot[None, :]
+            squares += tl.sum(away * away, 1)[:, None].to(tl.float64) * unit * unit
+            squares += distance * (2.0 * (own - count * centre) + count * distance)
+        total += own - count * pivot[None, :]
+        magnitudes += size
+        low, high, seen = tl.minimum(low, smallest), tl.maximum(high, largest), seen + many
+        zeros += _many(x == 0, LAYOUT)
+        infinite += _many(x == float("inf"), LAYOUT) + (_many(x == float("-inf"), LAYOUT) << 16)
+        tile += step
 
     # Column by column: all at once would take too many registers.
     to, finite = scratch + (program.to(tl.int64) * channels + channel) * WIDTH, tl.sum(seen, 0)
@@ -304,106 +242,86 @@ def measure(
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OPTIONS = {"enable_fp_fusion": True}  # of compiling; `maxnreg` is not among them: Triton for AMD does not know it
-WARPS = {False: 4, True: 8}  # of a program, without and with bins
+WARPS = 4  # of a program
+OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": True}  # of compiling; without the second Triton 3.9 warns
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 IS_CALLABLE = VERSION >= (3, 3)  # a compiled kernel takes all arguments, constants too, as it is called here
-IS_SHARED = VERSION >= (3, 9) and not torch.version.hip  # `histogram` counts thousands of bins well
 MAX_CHANNELS = 65535  # of a tensor that is measured: each takes a row of scratch
-MIN_BINNED_VALUES = 1 << 14  # of a program that counts bins: at its end it adds some hundred to those in memory
 PROGRAMS_PER_PROCESSOR = 4
 """How many programs at most measure a tensor, for each multiprocessor of the device, unless each channel has one: so
-many run at once. Of those with more to keep, with bins or channels side by side, half as many do."""
+many run at once. Of those with more to keep, with channels side by side, half as many do."""
 
 
 class Form(NamedTuple):
     """How the kernel reads tensors of one shape, stride, dtype and device."""
 
     numbers: tuple[int, int, int, int, int]  # `programs`, then `outer` to `every` of `measure`
-    needs: tuple[int, int, int]  # how many programs, rows of scratch and counters
+    grid: int  # how many programs
+    needs: int  # how many rows of scratch, and at most as many counters
     can_align: bool  # all groups begin at a multiple of 16 bytes if the tensor does
     constants: dict[str, Any]  # what the kernel is compiled for
-    variant: tuple[object, ...]  # the device, the dtype and the constants: those of one variant share a launch
+    variant: tuple[object, ...]  # the device, the dtype and the constants: those of one variant share a kernel
 
 
 Job = tuple[Form, Tensor, Tensor | None, int, bool, int]
-"""A detached tensor to measure: its form; the tensor; what is subtracted from it (see `can_subtract`) if the form has
-that; its first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1 if the form has none."""
+"""A detached tensor to measure: its form; the tensor; what is subtracted from it (see `can_subtract`), or None; its
+first row in the slab; whether its rows hold nothing yet; its row of the bins, or -1."""
 
 
-def form_of(
-    tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool
-) -> Form | None:
-    """Return how the kernel reads a dense real tensor that is not empty; None if it cannot."""
-    given = tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dim, has_bins, has_minus, with_abs_mean
-    return None if tensor.is_neg() else _form(*given)
+def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs_mean: bool) -> Form | None:
+    """Return how the kernel reads a dense real tensor that is not empty, `abs_mean` always; None if it cannot."""
+    if tensor.is_neg() or tensor.dtype not in DTYPES:
+        return None
+    dtype = torch.float32 if has_minus else tensor.dtype  # a difference
+    return _form(tensor.shape, tensor.stride(), dtype, tensor.device, dim)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _form(
-    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None, *flags: bool
+    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, dim: int | None
 ) -> Form | None:
-    found, (has_bins, has_minus, with_abs_mean) = memory.shape_in_memory(shape, stride, dim), flags
-    if dtype not in DTYPES or found is None:
+    found = memory.shape_in_memory(shape, stride, dim)
+    if found is None:
         return None
     layout, outer, channels, inner, apart, every = found
     if channels > MAX_CHANNELS or apart > inner:
         return None
     is_last, vector = layout == memory.LAST, 16 // dtype.itemsize
-    rows, wide, at_once = _tile(layout, vector, has_bins)
+    rows, wide = _tile(layout, vector)
     groups = -(-channels // wide) if is_last else channels
-    tiles = -(-(outer if is_last else outer * -(-inner // wide)) // (rows * at_once))
-    most = PROGRAMS_PER_PROCESSOR * processors(device) // (2 if is_last or has_bins else 1)
-    if has_bins:
-        most = min(most, outer * channels * inner // MIN_BINNED_VALUES)
+    tiles = -(-(outer if is_last else outer * -(-inner // wide)) // rows)
+    most = PROGRAMS_PER_PROCESSOR * processors(device) // (2 if is_last else 1)
     programs = max(1, min(tiles, most // groups))
-    constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide, "TILES": at_once}
-    constants |= {"PAIRS": not adds_float64_fast(device), "HAS_MINUS": has_minus, "HAS_ABS_MEAN": with_abs_mean}
-    constants |= {"HAS_BINS": has_bins, "IS_SHARED": IS_SHARED}
+    constants = {"LAYOUT": max(layout, memory.FIRST), "ROWS": rows, "WIDE": wide}
     return Form(
         (programs, outer, channels, inner, every),
-        (programs * groups, (programs + 1) * channels + groups, 1 + groups),
+        programs * groups,
+        (programs + 1) * channels + groups,
         channels % vector == 0 if is_last else channels * outer == 1 or inner % vector == 0,
         constants,
         (device, dtype, *constants.values()),
     )
 
 
-def _tile(layout: int, vector: int, has_bins: bool) -> tuple[int, int, int]:
-    """Return the rows of a tile, the values in each, and how many tiles are counted into bins at once."""
+def _tile(layout: int, vector: int) -> tuple[int, int]:
+    """Return the rows of a tile, and the values in each."""
     wide = 64 if layout == memory.LAST else vector
-    # Each of a warp's 32 threads loads 16 bytes at a time, and twice if its program keeps neither bins nor channels.
-    rows = 32 * WARPS[has_bins] * vector // wide * (1 if has_bins or layout == memory.LAST else 2)
-    return rows, wide, 8192 // (rows * wide) if has_bins and IS_SHARED else 1
+    # Each of a warp's 32 threads loads 16 bytes at a time, and twice if its program does not keep channels.
+    return 32 * WARPS * vector // wide * (1 if layout == memory.LAST else 2), wide
 
 
-def measure_into(jobs: Sequence[Job], slab: Tensor, bins: Tensor | None = None) -> list[int]:
-    """Measure tensors of one device, no two with the same rows, in one launch for each variant on the current stream.
+def measure_into(job: Job, slab: Tensor, bins: Tensor) -> bool:
+    """Measure a tensor on the current stream; torch computes a difference, in float32.
 
-    They are merged into their rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
-    the indices of the jobs for which that did not work: nothing has changed there.
+    It is merged into its rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
+    whether that worked; if not, nothing has changed there.
     """
-    if len(jobs) == 1:
-        ((form, values, minus, row, is_fresh, bin_row),) = jobs
-        minus = values if minus is None else minus
-        is_aligned = form.can_align and (values.data_ptr() | minus.data_ptr()) % 16 == 0
-        numbers = [1, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)]
-        return [] if _launch(form, is_aligned, form.needs, [values, minus, slab, bins], None, numbers) else [0]
-    rows, needs = list[list[int]](), np.array([job[0].needs for job in jobs], np.int64)
-    alike: dict[tuple[object, bool], list[int]] = {}
-    for place, (form, values, minus, row, is_fresh, bin_row) in enumerate(jobs):
-        addresses = values.data_ptr(), 0 if minus is None else minus.data_ptr()
-        rows.append([0, 0, 0, *addresses, form.numbers[0], row, bin_row, *form.numbers[1:], int(is_fresh)])
-        is_aligned = form.can_align and (addresses[0] | addresses[1]) % 16 == 0
-        alike.setdefault((form.variant, is_aligned), []).append(place)
-    table, failed = np.array(rows, np.int64), list[int]()
-    for (_, is_aligned), chosen in alike.items():
-        (form, like, *_), part, ends = jobs[chosen[0]], table[chosen], needs[chosen].cumsum(0)
-        part[:, :3] = ends - needs[chosen]
-        given, numbers = [like, like, slab, bins], [len(part), *[1] * 8]
-        if not _launch(form, is_aligned, ends[-1].tolist(), given, part, numbers):
-            failed += chosen
-    return failed
+    form, values, minus, first_row, is_fresh, bin_row = job
+    values = values if minus is None else values.float() - minus
+    is_done = _launch(form, values, slab, [form.numbers[0], first_row, *form.numbers[1:], int(is_fresh)])
+    if is_done and bin_row >= 0:
+        count_into(bins[bin_row], values.as_strided([values.numel()], [1]))  # in their order in memory
+    return is_done
 
 
 _compiled: dict[tuple[object, ...], Any] = {}  # kernels by variant; None for one that Triton itself launches
@@ -411,45 +329,37 @@ _failed: set[tuple[object, ...]] = set()  # variants that are not tried again
 _workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}  # by stream: there launches do not overlap
 
 
-def _workspace(device: torch.device, rows: int, counters: int) -> tuple[Tensor, Tensor]:
-    """Return scratch of at least `rows` rows, and at least `counters` counters, which are 0, for this stream."""
+def _workspace(device: torch.device, rows: int) -> tuple[Tensor, Tensor]:
+    """Return scratch of at least `rows` rows, and as many counters, which are 0, for this stream."""
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _workspaces.get(stream)
-    if found is None or len(found[0]) < rows or len(found[1]) < counters:
-        least = (4096, 2048) if found is None else (len(found[0]), len(found[1]))
+    if found is None or len(found[0]) < rows:
+        size = 2 * max(rows, 4096)
         with torch.inference_mode(False):  # its tensors could not be changed in place outside of it
-            scratch = torch.empty((2 * max(least[0], rows), WIDTH.value), dtype=torch.float64, device=device)
-            zeros = torch.zeros(2 * max(least[1], counters), dtype=torch.int32, device=device)
-        found = _workspaces[stream] = scratch, zeros
+            scratch = torch.empty((size, WIDTH.value), dtype=torch.float64, device=device)
+            found = _workspaces[stream] = scratch, torch.zeros(size, dtype=torch.int32, device=device)
     return found
 
 
-def _launch(
-    form: Form, is_aligned: bool, needs: Sequence[int], given: Any, table: np.ndarray | None, numbers: Sequence[int]
-) -> bool:
+def _launch(form: Form, values: Tensor, slab: Tensor, numbers: Sequence[int]) -> bool:
     """Launch the kernel on the current stream of its tensors' device, and return whether that worked."""
-    (values, minus, slab, bins), device = given, given[0].device
-    constants = {**form.constants, "IS_ALIGNED": is_aligned, "HAS_TABLE": table is not None}
     # Triton also compiles for the alignment of each pointer. Memory that torch has allocated is aligned.
-    variant = (form.variant, is_aligned, table is None, values.data_ptr() % 16 == 0, minus.data_ptr() % 16 == 0)
+    device, is_aligned = values.device, values.data_ptr() % 16 == 0
+    constants = {**form.constants, "IS_ALIGNED": form.can_align and is_aligned}
+    variant = (form.variant, form.can_align, is_aligned)
     if variant in _failed:
         return False
     try:
-        scratch, counters = _workspace(device, *needs[1:])
-        uploaded = counters if table is None else uploaded_from(torch.from_numpy(table), device)
-        pointers = [values, minus, slab, slab if bins is None else bins, scratch, counters, uploaded]
+        pointers, grid = [values, slab, *_workspace(device, form.needs)], (form.grid, 1, 1)
         # Triton launches on the current device, which need not be the tensor's.
         is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():
             if _compiled.get(variant) is not None:
                 # Triton's own way takes ten times as long, as it looks at each argument to find the variant.
                 addresses = [pointer.data_ptr() for pointer in pointers]  # for which it would ask the driver
-                _compiled[variant][needs[0], 1, 1](*addresses, *numbers, *constants.values())
+                _compiled[variant][grid](*addresses, *numbers, *constants.values())
             else:
-                start, options = time.perf_counter(), OPTIONS | {"num_warps": WARPS[constants["HAS_BINS"]]}
-                compiled = measure[needs[0], 1, 1](*pointers, *numbers, **constants, **options)
-                if not _compiled and time.perf_counter() - start > 1:
-                    inform("kernels for the GPU are compiled, some seconds each. Triton caches them for the next run")
+                compiled = measure[grid](*pointers, *numbers, **constants, **OPTIONS)
                 # Not the interpreter, nor AMD, for which Triton also compiles for the size of a tensor's memory.
                 is_whole = IS_CALLABLE and compiled is not None and compiled.metadata.target.backend == "cuda"
                 _compiled[variant] = compiled if is_whole else None

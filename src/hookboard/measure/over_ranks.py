@@ -1,17 +1,17 @@
 """`Agreement`: merges what several ranks have measured, whose sites may differ."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from hookboard.base.ranks import Ranks
 from hookboard.measure.histogram import BINS
-from hookboard.measure.row import EMPTY, NONFINITE, channel_row_count, elements_in, merge_over
-from hookboard.measure.slab import Columns, Slot
+from hookboard.measure.row import EMPTY, channel_row_count, elements_in, merge_over
+from hookboard.measure.slab import Measured, Slot
 from hookboard.measure.statistics import Plan
 from hookboard.model.sites import Site
 
@@ -37,40 +37,37 @@ class Agreement:
         self._extents: dict[Site, Extent] = {}
 
     def merged(
-        self, columns: Columns, slots: dict[Site, Slot], flags: Sequence[float]
-    ) -> tuple[Columns, Sequence[float]]:
+        self, found: list[Measured], slots: dict[Site, Slot], flags: list[float]
+    ) -> tuple[list[Measured], list[float]]:
         """Return what all ranks have measured, and the largest of each flag.
 
         What was measured whole on each rank, as parameters are, stays as it is. A site that is switched off on any rank
         is switched off on this one too.
 
         Args:
-            columns: what this rank has measured.
+            found: what this rank has measured.
             slots: all sites of this rank; those of other ranks are added.
             flags: numbers of at least 0.
 
         Raises:
             RanksLostError: a rank no longer takes part.
         """
-        sites = [*zip(*columns, strict=True)]
-        mine, new = {site[0].site: site for site in sites if site[0].is_shared}, dict[Site, Extent]()
-        for site, (*_, channels, bins, dtype, width) in mine.items():
-            extent, known = Extent(0 if channels is None else width, bins is not None, dtype), self._extents.get(site)
+        mine, new = {each.slot.site: each for each in found if each.slot.is_shared}, dict[Site, Extent]()
+        for site, each in mine.items():
+            extent = Extent(0 if each.channels is None else each.width, each.bins is not None, each.dtype)
+            known = self._extents.get(site)
             if known is None or extent.width not in (0, known.width) or extent.has_bins > known.has_bins:
                 new[site] = extent
-        told = [bool(new), columns.rows[:, NONFINITE].any(), *flags]
-        is_new, has_nonfinite, *flags = self._ranks.max(torch.tensor(told, dtype=torch.float64, device="cpu")).tolist()
+        told = torch.tensor([bool(new), *flags], dtype=torch.float64, device="cpu")
+        is_new, *flags = self._ranks.max(told).tolist()
         if is_new:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, Extent())
                 self._extents[site] = Extent(width or known.width, has_bins or known.has_bins, known.dtype or dtype)
-        found = self._over_ranks(mine, slots, with_nonfinite=bool(has_nonfinite))
-        return Columns.of([*found, *(site for site in sites if not site[0].is_shared)]), flags
+        return [*self._over_ranks(mine, slots), *(each for each in found if not each.slot.is_shared)], flags
 
-    def _over_ranks(
-        self, mine: Mapping[Site, Any], slots: dict[Site, Slot], *, with_nonfinite: bool
-    ) -> list[tuple[Any, ...]]:
-        """Merge the agreed sites, and return what there is of each, see `Columns.of`."""
+    def _over_ranks(self, mine: Mapping[Site, Measured], slots: dict[Site, Slot]) -> list[Measured]:
+        """Merge the agreed sites, and return what there is of each."""
         lengths = [1 + channel_row_count(extent.width) for extent in self._extents.values()]
         spans = [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
         rows, own = np.tile(EMPTY, (sum(lengths), 1)), np.tile(self._plan.neutral, (len(lengths), 1))
@@ -83,16 +80,13 @@ class Agreement:
                 part[:, 0] = math.nan  # which tells the others
             elif site in mine:
                 _, part[0], own[place], channels, counted, _, width = mine[site]
-                is_filled = elements_in(part[0]) > 0
                 if channels is not None and width == extent.width:
                     part[1:] = channels
-                elif is_filled:
+                else:
                     part[1:, 0] = math.nan  # what it lacks is unknown, not empty
                 if counted is not None:
                     counts[site][:] = counted
-        # Columns without content are not sent: channels have many rows.
-        how = {"with_abs_mean": self._plan.with_abs_mean, "with_nonfinite": with_nonfinite}
-        rows = merge_over(self._ranks, torch.from_numpy(rows), **how).numpy()
+        rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
         if with_bins:
             counts = dict(zip(with_bins, self._ranks.sum(torch.from_numpy(bins)).numpy(), strict=True))
         own = self._merged_own(torch.from_numpy(own)) if self._plan.own else own
@@ -100,11 +94,10 @@ class Agreement:
         for place, (site, extent) in enumerate(self._extents.items()):
             slot, part = slots[site], rows[spans[place]]
             slot.is_off |= math.isnan(part[0, 0])
-            is_filled = elements_in(part[0]) > 0
-            if not slot.is_off and (site in mine or is_filled):
-                channels = part[1:] if extent.width and is_filled and not math.isnan(part[1, 0]) else None
-                *_, dtype, _ = mine.get(site, (extent.dtype, extent.width))
-                found.append((slot, part[0], own[place], channels, counts.get(site), dtype, extent.width))
+            if not slot.is_off and elements_in(part[0]) > 0:
+                channels = part[1:] if extent.width and not math.isnan(part[1, 0]) else None
+                dtype = mine[site].dtype if site in mine else extent.dtype
+                found.append(Measured(slot, part[0], own[place], channels, counts.get(site), dtype, extent.width))
         return found
 
     def _merged_own(self, numbers: torch.Tensor) -> np.ndarray:

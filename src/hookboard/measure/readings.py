@@ -1,7 +1,7 @@
 """`Reading`: the result for one site after a step; `Readings`: all results of one flush, as a table."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,12 +10,11 @@ import torch
 
 from hookboard.base.prompts import text_table
 from hookboard.measure.histogram import Histogram
-from hookboard.measure.row import NONFINITE, WIDTH, Moments, elements_in
-from hookboard.measure.statistics import StatisticTable
-from hookboard.model.sites import MODEL, Role, Site, Stage
+from hookboard.measure.row import NONFINITE, Moments
+from hookboard.model.sites import MODEL, ROLES, Role, Site, Stage
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """The result for one site after an optimizer step or an evaluation loop.
 
@@ -32,37 +31,18 @@ class Reading:
             that leaves no more than 1024. None if channels are not measured, or if the tensors of the step had
             different numbers of them.
         dtype: the dtype of its first tensor in the step (of a gradient, as autograd returned it); None if unknown.
-        width: the number of channels, with or without a row. Default: the number of rows.
+        width: the number of channels, with or without a row; 0 if channels are not measured.
     """
 
     site: Site
     moments: Moments
     statistics: dict[str, float]
-    histogram: Histogram | None
+    histogram: Histogram | None = field(repr=False)
     stage: Stage = "train"
     overflowed: bool = False
     channels: np.ndarray | None = field(default=None, repr=False, compare=False)
     dtype: torch.dtype | None = None
     width: int = field(default=0, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.channels is not None and not self.width:
-            object.__setattr__(self, "width", len(self.channels))
-
-    def __repr__(self) -> str:
-        """Return site and statistics in one line, and what is not the default of stage, histogram and `overflowed`."""
-        parts = [f"{name}={value:.4g}" for name, value in self.statistics.items()]
-        if self.histogram is not None:
-            parts.append("histogram")
-        if self.overflowed:
-            parts.append("overflowed")
-        stage = "" if self.stage == "train" else f", {self.stage}"
-        return f"Reading({' '.join(_site_in_words(self.site))}{stage}: {', '.join(parts) or 'no statistics'})"
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether none of the tensors had an element."""
-        return not (self.moments.count or self.moments.nonfinite)
 
     @property
     def sample_of(self) -> int | None:
@@ -79,21 +59,18 @@ class ReadingList(tuple[Reading, ...]):
     """The readings of a step, which have one stage. A prompt shows them as a table."""
 
     def __repr__(self) -> str:
-        return text_table(*self._table()) if self else "()"
-
-    def _table(self) -> tuple[list[str], list[list[str]]]:
         names = list(dict.fromkeys(name for reading in self for name in reading.statistics))
         rows = [
             [*_site_in_words(one.site), *(f"{one.statistics[n]:.4g}" if n in one.statistics else "" for n in names)]
             for one in self
         ]
-        return ["name", "tensor", *names], rows
+        return text_table(["name", "tensor", *names], rows) if self else "()"
 
 
 class Places:
     """The sites of a table's rows, and lookups from sites to rows.
 
-    A table passes the same object on while its sites stay the same, so that lookups are cached.
+    A table passes the same object on while its sites stay the same, so that what others derive from it stays, too.
 
     Args:
         sites: the site of each row.
@@ -102,36 +79,24 @@ class Places:
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = list(sites)
         self.row: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
-        self._first: dict[Role, dict[str, int]] = {}
+        self.first: dict[tuple[str, Role], int] = {}
+        """The row of each module or parameter in a role; of several tensors the first."""
         for site, row in self.row.items():
-            self._first.setdefault(site.role, {}).setdefault(site.name, row)
-        self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
-        self.tags: tuple[Hashable, list[str], np.ndarray] = None, [], np.empty(0, np.intp)
-        """The last result of `Readings.scalars`: what it depended on, the tags, and the place of each value."""
+            self.first.setdefault((site.name, site.role), row)
         self.subset: tuple[list[int], Places] | None = None
         """The rows that `Readings.where` has selected last, and their places."""
-
-    def first(self, role: Role) -> Mapping[str, int]:
-        """Return the row of each module or parameter in a role, by name, in order; of several tensors the first."""
-        return self._first.get(role, {})
 
     def of_role(self, role: Role) -> list[Site]:
         """Return the sites of a role, in the order of their rows."""
         return [site for site in self.sites if site.role == role]
 
-    def is_of(self, role: Role) -> np.ndarray:
-        """Return which rows have this role, shape (sites,), bool."""
-        return np.array([site.role == role for site in self.sites], bool)
+    def names(self, role: Role) -> list[str]:
+        """Return the name of each module or parameter in a role, in the order of the rows."""
+        return [name for name, its in self.first if its == role]
 
-    def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
-        """Return the row of each named module or parameter in a role, -1 where there is none, shape (names,), int.
-
-        Of several tensors it is the row of the first.
-        """
-        if (role, names) not in self._asked:
-            first = self.first(role)
-            self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
-        return self._asked[role, names]
+    def rows(self, role: Role, names: Iterable[str]) -> np.ndarray:
+        """Return the first row of each named module or parameter in a role, -1 where there is none, as integers."""
+        return np.array([self.first.get((name, role), -1) for name in names], dtype=np.intp)
 
 
 @dataclass(eq=False)
@@ -147,12 +112,12 @@ class Readings(Mapping[Site, Reading]):
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.
-        statistics: the statistics of all sites.
+        statistics: the statistics of each site by name.
         histograms: the histogram of each site; None where there is none.
         stage: the stage of all readings.
-        overflowed: see `Reading.overflowed`, shape (sites,), bool.
         flags: the numbers that came with the flush: the largest that any rank reported of each.
         along: further numbers that came with the flush, of this rank.
+        overflowed: whether the gradients are those of a step that overflowed, see `Reading.overflowed`.
     """
 
     places: Places
@@ -160,75 +125,48 @@ class Readings(Mapping[Site, Reading]):
     channels: Sequence[np.ndarray | None]
     dtypes: Sequence[torch.dtype | None]
     widths: Sequence[int]
-    statistics: StatisticTable
+    statistics: Sequence[Mapping[str, float]]
     histograms: Sequence[Histogram | None]
     stage: Stage
-    overflowed: np.ndarray
     flags: Sequence[float] = ()
     along: Sequence[float] = ()
+    overflowed: bool = False
     _made: dict[int, Reading] = field(default_factory=dict, init=False)
-
-    @staticmethod
-    def of(readings: Iterable[Reading]) -> "Readings":
-        """Make a table of readings, which must have the same stage."""
-        made = list(readings)
-        table = Readings(
-            Places([reading.site for reading in made]),
-            np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH),
-            [reading.channels for reading in made],
-            [reading.dtype for reading in made],
-            [reading.width for reading in made],
-            StatisticTable.of([reading.statistics for reading in made]),
-            [reading.histogram for reading in made],
-            made[0].stage if made else "train",
-            np.array([reading.overflowed for reading in made], bool),
-        )
-        table._made = dict(enumerate(made))
-        return table
 
     def at(self, row: int) -> Reading:
         """Return the reading of a row."""
         if row not in self._made:
             site, moments = self.places.sites[row], Moments(*self.rows[row].tolist())
-            statistics, histogram = self.statistics.at(row), self.histograms[row]
-            more = bool(self.overflowed[row]), self.channels[row], self.dtypes[row], self.widths[row]
-            self._made[row] = Reading(site, moments, statistics, histogram, self.stage, *more)
+            statistics = self.statistics[row]
+            more = self.channels[row], self.dtypes[row], self.widths[row]
+            overflowed = self.overflowed and ROLES[site.role].is_gradient
+            self._made[row] = Reading(site, moments, statistics, self.histograms[row], self.stage, overflowed, *more)
         return self._made[row]
 
     def scalars(self) -> dict[str, float]:
         """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""
-        names, values, is_there = self.statistics
-        state = self.stage, names, is_there.tobytes()
-        if self.places.tags[0] != state:
-            tags = [tag for site in self.places.sites for tag in site.scalar_tags(names, self.stage)]
-            picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
-            self.places.tags = state, [*picked], np.array([*picked.values()], dtype=np.intp)
-        _, tags, picked_places = self.places.tags
-        return dict(zip(tags, values.ravel()[picked_places].tolist(), strict=True))
+        found = dict[str, float]()
+        for site, statistics in zip(self.places.sites, self.statistics, strict=True):
+            found.update(zip(site.scalar_tags(statistics, self.stage), statistics.values(), strict=True))
+        return found
 
     def with_histogram(self) -> dict[str, Reading]:
         """Return the readings that have a histogram, by the tag of the histogram."""
         sites = enumerate(self.places.sites)
         return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
 
-    def blanked(self, rows: np.ndarray, *, overflowed: bool = False) -> "Readings":
-        """Return a copy in which some rows have NaN for all statistics except counts, and no histogram.
+    def as_overflowed(self) -> "Readings":
+        """Return a copy in which gradients have NaN for all statistics except counts, no histogram, and their mark.
 
-        Args:
-            rows: which, shape (sites,), bool.
-            overflowed: whether to mark these rows as overflowed and add `nonfinite_count`, how many values are NaN or
-                infinite.
+        `nonfinite_count` is added, how many values are NaN or infinite.
         """
-        columns = self.statistics
-        if overflowed:
-            columns = columns.joined({"nonfinite_count": self.rows[:, NONFINITE].sum(axis=1)}, rows)
-        columns = columns._replace(values=columns.values.copy())
-        for place, name in enumerate(columns.names):
-            if not name.endswith("_count"):
-                columns.values[rows, place] = math.nan
-        kept = [None if is_blank else each for each, is_blank in zip(self.histograms, rows.tolist(), strict=True)]
-        marked = self.overflowed | rows if overflowed else self.overflowed
-        return replace(self, statistics=columns, histograms=kept, overflowed=marked)
+        statistics, histograms = [*self.statistics], [*self.histograms]
+        for row, site in enumerate(self.places.sites):
+            if ROLES[site.role].is_gradient:
+                kept = {**statistics[row], "nonfinite_count": self.rows[row, NONFINITE].sum().item()}
+                statistics[row] = {name: kept[name] if name.endswith("_count") else math.nan for name in kept}
+                histograms[row] = None
+        return replace(self, statistics=statistics, histograms=histograms, overflowed=True)
 
     def where(self, is_kept: np.ndarray) -> "Readings":
         """Return the readings of some of the sites: those where `is_kept`, shape (sites,), is true."""
@@ -238,14 +176,9 @@ class Readings(Mapping[Site, Reading]):
         subset = self.places.subset
         if subset is None or subset[0] != kept:
             subset = self.places.subset = kept, Places([self.places.sites[row] for row in kept])
-        arrays = {name: getattr(self, name)[kept] for name in ("rows", "overflowed")}
-        lists = ("channels", "dtypes", "widths", "histograms")
-        arrays |= {name: [getattr(self, name)[row] for row in kept] for name in lists}
-        return replace(self, places=subset[1], statistics=self.statistics.where(is_kept), **arrays)
-
-    def filled(self) -> "Readings":
-        """Return the readings of sites whose tensors had an element."""
-        return self.where(elements_in(self.rows) > 0)
+        lists = ("channels", "dtypes", "widths", "statistics", "histograms")
+        columns: dict[str, Any] = {name: [getattr(self, name)[row] for row in kept] for name in lists}
+        return replace(self, places=subset[1], rows=self.rows[kept], **columns)
 
     def __getitem__(self, site: Site) -> Reading:
         return self.at(self.places.row[site])
@@ -255,6 +188,3 @@ class Readings(Mapping[Site, Reading]):
 
     def __len__(self) -> int:
         return len(self.places.sites)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Readings.of, (list(self.values()),)

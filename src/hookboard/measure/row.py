@@ -33,7 +33,7 @@ EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 
 MAX_CHANNEL_ROWS = 1024
 """Maximum number of channels of a tensor that get a row; of more, every k-th does. All ranks send these rows at a look:
-32 MB of a model with 8 billion parameters (`benchmarks/ranks.py`)."""
+53 MB of a model with 8 billion parameters (`benchmarks/ranks.py`)."""
 
 
 class Moments(NamedTuple):
@@ -57,11 +57,6 @@ class Moments(NamedTuple):
     def nonfinite(self) -> float:
         """The number of values that are NaN or infinite."""
         return self.nan + self.posinf + self.neginf
-
-    @property
-    def abs_sum(self) -> float:
-        """The sum of the absolute values of the finite values."""
-        return self.abs_mean * self.count
 
     @property
     def rms(self) -> float:
@@ -99,31 +94,19 @@ def merge(rows: Tensor, others: Tensor) -> Tensor:
     return torch.cat([count + more, *means, rows[:, 4:8] + others[:, 4:8], low, high], 1)
 
 
-def merge_over(ranks: Ranks, rows: Tensor, *, with_abs_mean: bool = True, with_nonfinite: bool = True) -> Tensor:
-    """Merge rows with those of all other ranks, which have as many in the same order, see `merge`.
+def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
+    """Merge rows, shape (n, WIDTH), float64, with those of all other ranks, which have as many in the same order.
 
-    The result is the same on all ranks to the bit. A NaN in the column `count` of a rank gives NaN there.
-
-    Args:
-        ranks: the processes; all must give the same arguments but for the numbers.
-        rows: the rows of this rank, shape (n, WIDTH), float64.
-        with_abs_mean: False does not send `abs_mean`, which is NaN then.
-        with_nonfinite: False does not send `nan`, `posinf` and `neginf`, which must then be 0 on all ranks.
+    The result is the same on all ranks to the bit, see `merge`. A NaN in the column `count` of a rank gives NaN there.
     """
-    own = dict(zip(FIELDS, rows.split(1, 1), strict=True))
-    added_up = ["count", "zeros", *(FIELDS[NONFINITE] if with_nonfinite else ())]
-    means = ["mean", "abs_mean"] if with_abs_mean else ["mean"]
-    ends = ranks.max(torch.cat([-own["min"], own["max"]], 1))  # the minimum as the largest negative
-    sums = ranks.sum(torch.cat([*(own[name] for name in added_up), *(own["count"] * own[name] for name in means)], 1))
-    merged = dict.fromkeys(FIELDS, torch.zeros_like(own["count"])) | {"min": -ends[:, :1], "max": ends[:, 1:]}
-    merged |= dict(zip([*added_up, *means], sums.split(1, 1), strict=True))
-    at_least_one = merged["count"].clamp(min=1)
-    merged |= {name: merged[name] / at_least_one for name in means}
-    squares = ranks.sum(own["count"] * (own["deviation"].square() + (own["mean"] - merged["mean"]).square()))
-    merged["deviation"] = (squares / at_least_one).sqrt()
-    if not with_abs_mean:
-        merged["abs_mean"] = torch.full_like(at_least_one, math.nan)
-    return torch.cat([*merged.values()], 1)
+    count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
+    ends = ranks.max(torch.cat([-rows[:, 8:9], rows[:, 9:]], 1))  # the minimum as the largest negative
+    sums = ranks.sum(torch.cat([count, count * mean, count * abs_mean, rows[:, 4:8]], 1))
+    at_least_one = sums[:, :1].clamp(min=1)
+    means = sums[:, 1:3] / at_least_one
+    squares = ranks.sum(count * (deviation.square() + (mean - means[:, :1]).square()))
+    deviation = (squares / at_least_one).sqrt()
+    return torch.cat([sums[:, :1], means[:, :1], deviation, means[:, 1:], sums[:, 3:], -ends[:, :1], ends[:, 1:]], 1)
 
 
 def channel_stride(channels: int) -> int:

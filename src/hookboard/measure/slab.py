@@ -1,7 +1,7 @@
 """`Slot`: what a table knows of one site; `Slab`: the rows of all sites on one device, which kernels merge into."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,16 +12,13 @@ from torch import Tensor
 
 from hookboard.measure import card, native
 from hookboard.measure.by_torch import count_into, rows_of
-from hookboard.measure.histogram import BINS, shifted
-from hookboard.measure.row import EMPTY, FIELDS, WIDTH, channel_row_count, merge
+from hookboard.measure.histogram import BINS
+from hookboard.measure.row import FIELDS, WIDTH, channel_row_count, merge
 from hookboard.measure.statistics import Plan
 from hookboard.measure.values import widened
 from hookboard.model.sites import ROLES, RoleTraits, Site
 
 _ABS_MEAN = FIELDS.index("abs_mean")
-
-_SCALED = [FIELDS.index(name) for name in ("mean", "deviation", "abs_mean", "min", "max")]
-"""The columns that a loss scale multiplies."""
 
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
@@ -47,11 +44,9 @@ class Slot:
         bins: the row of its bins; -1 without bins.
         width: the number of channels, with or without a row.
         has_rows: whether its rows hold something.
-        is_empty: whether there was a tensor without elements.
         is_mixed: whether the rows of channels mean nothing, because its tensors had different numbers of channels, or a
             kernel could not be launched.
         dtype: that of the first tensor.
-        scale: the loss scale that the rows carry; None for none.
         own: the numbers of the user's statistics, see `statistics.joined`; None without any.
     """
 
@@ -67,17 +62,9 @@ class Slot:
     bins: int = -1
     width: int = 0
     has_rows: bool = False
-    is_empty: bool = False
     is_mixed: bool = False
     dtype: torch.dtype | None = None
-    scale: Tensor | None = None
     own: Tensor | None = None
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Where its rows begin and end: its own, and those of its channels if they mean something."""
-        has_channels = self.has_rows and not self.is_mixed
-        return self.start, self.start + (1 + channel_row_count(self.width) if has_channels else 1)
 
     def __post_init__(self) -> None:
         self.traits = ROLES[self.site.role]
@@ -86,37 +73,25 @@ class Slot:
     def forget(self) -> None:
         """Drop what belongs to the step, so that another can begin."""
         self.start = self.bins = -1
-        self.has_rows = self.is_empty = self.is_mixed = False
-        self.dtype = self.scale = self.own = None
+        self.has_rows = self.is_mixed = False
+        self.dtype = self.own = None
 
 
-class Columns(NamedTuple):
-    """What was measured of some sites, on the host; all in their order. `Readings` says what the other fields are.
+class Measured(NamedTuple):
+    """What was measured of a site in a step, on the host. `Readings` says what the other fields are.
 
     Args:
-        own: the numbers of the user's statistics, shape (sites, statistics), see `statistics.joined`.
-        bins: the counts of each site; None where they were not counted.
+        own: the numbers of the user's statistics, shape (statistics,), see `statistics.joined`.
+        bins: the counts; None where they were not counted.
     """
 
-    slots: list[Slot]
-    rows: np.ndarray
+    slot: Slot
+    row: np.ndarray
     own: np.ndarray
-    channels: list[np.ndarray | None]
-    bins: list[np.ndarray | None]
-    dtypes: list[torch.dtype | None]
-    widths: list[int]
-
-    @staticmethod
-    def of(sites: Iterable[tuple[Any, ...]]) -> "Columns":
-        """Make columns of what was measured of each site, in the order of the fields."""
-        slots, rows, own, *lists = [list(column) for column in zip(*sites, strict=True)] or [
-            [] for _ in Columns._fields
-        ]
-        return Columns(slots, np.reshape(rows, (-1, WIDTH)), np.array(own), *lists)
-
-
-Job = tuple[Slot, Any, Tensor, Tensor | None]
-"""What a kernel measures: the site, how it reads its tensors, the tensor, and what is subtracted from it first."""
+    channels: np.ndarray | None
+    bins: np.ndarray | None
+    dtype: torch.dtype | None
+    width: int
 
 
 class Slab:
@@ -167,19 +142,17 @@ class Slab:
                 stream.wait_stream(self._stream)
             self._stream = stream
 
-    def measure(self, jobs: Sequence[Job]) -> None:
-        """Have the kernel measure tensors, each of another site, and merge them into their rows.
+    def measure(self, slot: Slot, form: Any, values: Tensor, minus: Tensor | None) -> None:
+        """Have the kernel measure a tensor, less another one if there is one, and merge it into its rows.
 
         Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
         """
         self.follow()
-        given = [(form, values, minus, slot.start, not slot.has_rows, slot.bins) for slot, form, values, minus in jobs]
-        for number in self.kernel.measure_into(given, self.rows, self.bins):
-            slot, _, values, minus = jobs[number]
+        job = form, values, minus, slot.start, not slot.has_rows, slot.bins
+        if not self.kernel.measure_into(job, self.rows, self.bins):
             slot.is_mixed = True
             self.measure_by_torch(slot, values if minus is None else widened(values) - widened(minus), None)
-        for job in jobs:
-            job[0].has_rows = True
+        slot.has_rows = True
 
     def measure_by_torch(self, slot: Slot, values: Tensor, dim: int | None) -> None:
         """Have torch measure dense real values with channels along a dimension, and merge them into the site's rows."""
@@ -206,39 +179,32 @@ class Slab:
 
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]
-    ) -> Callable[[], tuple[Columns, list[list[float]]]]:
+    ) -> Callable[[], tuple[list[Measured], list[list[float]]]]:
         """Start the copy of what was measured of some sites, and of `along`, to the host.
 
         Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
         """
         self.follow()
-        spans, bins_at = [slot.span for slot in slots], [slot.bins for slot in slots]
-        dtypes, widths = [slot.dtype for slot in slots], [slot.width if slot.has_rows else 0 for slot in slots]
-        without_rows = np.array([not slot.has_rows for slot in slots], bool)
-        owns = {place: slot.own for place, slot in enumerate(slots) if slot.own is not None}
-        carried = {place: slot.scale for place, slot in enumerate(slots) if slot.scale is not None}
-        scales = {id(scale): scale for scale in carried.values()}
-        further = [torch.stack([*few.values()]) if few else _NONE for few in (owns, scales)]
+        noted = [
+            (slot, slot.start, slot.bins, slot.own is not None, slot.dtype, slot.width, slot.is_mixed) for slot in slots
+        ]
+        owns = [slot.own for slot in slots if slot.own is not None]
         blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
-        copied = sent_together([*blocks, *further, *(_NONE if each is None else each for each in along)])
+        all_owns = torch.stack(owns) if owns else _NONE
+        copied = sent_together([*blocks, all_owns, *(_NONE if each is None else each for each in along)])
 
-        def arrived() -> tuple[Columns, list[list[float]]]:
-            rows, bins, own_numbers, factors, *rest = [copy.numpy() for copy in copied()]
+        def arrived() -> tuple[list[Measured], list[list[float]]]:
+            rows, bins, own_numbers, *rest = [copy.numpy() for copy in copied()]
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
-            counts = [bins[row] if row >= 0 else None for row in bins_at]
-            factor_of = dict(zip(scales, factors.tolist(), strict=True))
-            for place, scale in carried.items():
-                (start, end), found, factor = spans[place], counts[place], factor_of[id(scale)]
-                rows[start:end, _SCALED] /= factor
-                counts[place] = None if found is None else shifted(found, factor)
-            own = np.tile(self._plan.neutral, (len(slots), 1))
-            if owns:
-                own[[*owns]] = own_numbers
-            merged = rows[[start for start, _ in spans]]  # without rows it starts at -1: some row, replaced next
-            merged[without_rows] = EMPTY
-            channels = [rows[start + 1 : end] if end > start + 1 else None for start, end in spans]
-            return Columns(slots, merged, own, channels, counts, dtypes, widths), [each.tolist() for each in rest]
+            found, each_own, neutral = list[Measured](), iter(own_numbers), np.array(self._plan.neutral)
+            for slot, start, bins_at, has_own, dtype, width, is_mixed in noted:
+                own = next(each_own) if has_own else neutral
+                has_channels = width and not is_mixed
+                channels = rows[start + 1 :][: channel_row_count(width)] if has_channels else None
+                counts = bins[bins_at] if bins_at >= 0 else None
+                found.append(Measured(slot, rows[start], own, channels, counts, dtype, width))
+            return found, [each.tolist() for each in rest]
 
         return arrived
 

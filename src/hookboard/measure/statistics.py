@@ -1,9 +1,9 @@
 """Statistics by name: formulas of the statistics that follow from a row, `Statistic` for the user's own, and `plan`."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ FORMULAS: dict[str, Formula] = {
     "abs_max": _of_finite(lambda m: np.maximum(abs(m.min), abs(m.max)), "the largest `abs(x)`", "log"),
     "abs_mean": _of_finite(lambda m: m.abs_mean, "`sum(abs(x)) / n`", "log"),
     "rms": _of_finite(lambda m: m.rms, "`sqrt(sum(x²) / n)`", "log"),
-    "l1": _of_finite(lambda m: m.abs_sum, "`sum(abs(x))`", "log"),
+    "l1": _of_finite(lambda m: m.abs_mean * m.count, "`sum(abs(x))`", "log"),
     "l2": _of_finite(lambda m: m.rms * np.sqrt(m.count), "`sqrt(sum(x²))`", "log"),
     "zero_fraction": _of_finite(lambda m: m.zeros / m.count, "number of `x == 0`, divided by `n`"),
     "nonfinite_count": Formula(lambda m: m.nonfinite, "number of values that are NaN or infinite"),
@@ -48,42 +48,6 @@ FORMULAS: dict[str, Formula] = {
 
 OF_ABS_MEAN = frozenset({"abs_mean", "l1"})
 """Those that need the column `abs_mean`, which is measured only for them."""
-
-
-class StatisticTable(NamedTuple):
-    """The statistics of many sites: a row for each site, a column for each statistic; NaN where it has none."""
-
-    names: tuple[str, ...]
-    values: np.ndarray
-    is_there: np.ndarray
-
-    @staticmethod
-    def of(sites: Sequence[Mapping[str, float]]) -> "StatisticTable":
-        """Make a table from one mapping for each site: names of its statistics to their values."""
-        names = tuple(dict.fromkeys(name for statistics in sites for name in statistics))
-        shape = len(sites), len(names)
-        values = np.array([[given.get(name, np.nan) for name in names] for given in sites], np.float64)
-        is_there = np.array([[name in given for name in names] for given in sites], bool)
-        return StatisticTable(names, values.reshape(shape), is_there.reshape(shape))
-
-    def at(self, row: int) -> dict[str, float]:
-        """Return the statistics of one site by name; those that it does not have are left out."""
-        found = zip(self.names, self.values[row].tolist(), self.is_there[row].tolist(), strict=True)
-        return {name: value for name, value, is_there in found if is_there}
-
-    def where(self, is_kept: np.ndarray) -> "StatisticTable":
-        """Return the statistics of some of the sites: those where `is_kept`, shape (sites,), is true."""
-        return StatisticTable(self.names, self.values[is_kept], self.is_there[is_kept])
-
-    def joined(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> "StatisticTable":
-        """Return a copy in which some columns, each of shape (sites,), are set in some rows. New columns are added."""
-        names = tuple(dict.fromkeys([*self.names, *columns]))
-        values, is_there = np.full((len(self.values), len(names)), np.nan), np.zeros((len(rows), len(names)), bool)
-        values[:, : len(self.names)], is_there[:, : len(self.names)] = self.values, self.is_there
-        for name, column in columns.items():
-            place = names.index(name)
-            values[rows, place], is_there[rows, place] = column[rows], True
-        return StatisticTable(names, values, is_there)
 
 
 @dataclass(frozen=True)
@@ -191,15 +155,15 @@ class Plan:
         """What each of the user's statistics merges with and stays as it is."""
         return [{"min": math.inf, "max": -math.inf}.get(statistic.merge, 0.0) for statistic in self.own]
 
-    def table(
+    def values(
         self,
         rows: np.ndarray,
         own: np.ndarray,
         bins: Sequence[np.ndarray | None],
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
-    ) -> StatisticTable:
-        """Compute all statistics of the plan for many sites at once.
+    ) -> list[dict[str, float]]:
+        """Compute all statistics of the plan for many sites at once, and return those that each site has.
 
         Args:
             rows: the merged moments of each site, shape (sites, WIDTH).
@@ -208,24 +172,21 @@ class Plan:
             channels: the rows of each site's channels; None where there are none.
             dtypes: the dtype of each site's tensors.
         """
-        moments, columns = Moments(*rows.T), dict[str, Any]()
+        moments, elements, columns = Moments(*rows.T), elements_in(rows), dict[str, list[Any]]()
         merged: list[MergedSite] = []
         if any(name in DERIVED for name in self.names):
             merged = [*map(MergedSite, (Moments(*row) for row in rows.tolist()), bins, channels, dtypes)]
         with np.errstate(all="ignore"):
             for name in self.names:
                 derived = DERIVED.get(name)
-                columns[name] = FORMULAS[name].value(moments) if derived is None else [*map(derived.value, merged)]
-            elements = elements_in(rows)
+                columns[name] = [*map(derived.value, merged)] if derived else FORMULAS[name].value(moments).tolist()
             for statistic, column in zip(self.own, own.T, strict=True):
                 column = column / elements if statistic.merge == "mean" else column
-                columns[statistic.name] = np.where(elements > 0, column, math.nan)
-        values, is_there = np.empty((len(rows), len(columns))), np.ones((len(rows), len(columns)), dtype=bool)
-        for place, (name, column) in enumerate(columns.items()):
-            values[:, place] = column  # None becomes NaN
-            if name in DERIVED:
-                is_there[:, place] = [value is not None for value in column]
-        return StatisticTable(tuple(columns), values, is_there)
+                columns[statistic.name] = np.where(elements > 0, column, math.nan).tolist()
+        return [
+            {name: column[row] for name, column in columns.items() if column[row] is not None}
+            for row in range(len(rows))
+        ]
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:

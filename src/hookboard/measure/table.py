@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure import native
 from hookboard.measure.card import measuring_device
-from hookboard.measure.histogram import histograms
+from hookboard.measure.histogram import histogram
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS
-from hookboard.measure.slab import Columns, Job, Slab, Slot
+from hookboard.measure.row import FIELDS, WIDTH
+from hookboard.measure.slab import Measured, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
 from hookboard.measure.values import values_of, widened, with_memory
 from hookboard.model.layouts import shape_of
@@ -60,8 +59,7 @@ class Table:
     ) -> None:
         self.stage: Stage = stage
         self.scale: Tensor | None = None
-        """The scale that gradients carry now, shape (); readings are divided by it. None if they carry none. While it
-        stays the same, so does this tensor."""
+        """The scale that gradients carry now, shape (), by which they are divided; None if they carry none."""
         self._plan, self._histogram, self._channels = plan, histogram, channels
         self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
@@ -80,24 +78,16 @@ class Table:
         return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors, each of another site: on an accelerator in a few launches.
+        """Measure many tensors, or differences of tensors, each of another site.
 
-        If one cannot be read, its site is left out from then on; if a launch fails, all sites of that launch.
+        If one cannot be read, its site is left out from then on.
 
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
-        waiting: list[Job] = []
         with self._lock:
             for site, tensor, minus in tensors:
-                self._observe(self._slot(site), tensor, minus, waiting)
-            for slab in self._slabs.values():
-                jobs = [job for job in waiting if job[0].slab is slab]
-                try:
-                    if jobs:
-                        slab.measure(jobs)
-                except Exception as error:  # the training goes on without them
-                    self.switch_off([slot.site for slot, *_ in jobs], error)
+                self._observe(self._slot(site), tensor, minus)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -147,7 +137,7 @@ class Table:
             sent first must be fetched first. It raises a `RanksLostError` if a rank that merges no longer takes part.
         """
         with self._lock:
-            slots = [slot for slot in self._slots.values() if (slot.has_rows or slot.is_empty) and not slot.is_off]
+            slots = [slot for slot in self._slots.values() if slot.has_rows and not slot.is_off]
             sent = [
                 slab.send([slot for slot in slots if slot.slab is slab], (flags, along))
                 for slab in self._slabs.values()
@@ -157,13 +147,12 @@ class Table:
             native.report_missing_kernel()
 
         def arrived() -> Readings:
-            all_flags: Sequence[float]
-            (columns, (all_flags, numbers)), *others = [read() for read in sent]
-            if others:
-                columns = Columns.of(chain(zip(*columns, strict=True), *(zip(*of, strict=True) for of, _ in others)))
+            read = [copied() for copied in sent]
+            found = [each for of_slab, _ in read for each in of_slab]
+            all_flags, numbers = read[0][1]
             if self._agreement is not None:
-                columns, all_flags = self._agreement.merged(columns, self._slots, all_flags)
-            return self._readings(columns, all_flags, numbers)
+                found, all_flags = self._agreement.merged(found, self._slots, all_flags)
+            return self._readings(found, all_flags, numbers)
 
         return arrived
 
@@ -174,24 +163,21 @@ class Table:
                 self._slots[site] = Slot(site)
             return self._slots[site]
 
-    def _observe(
-        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[Job] | None = None
-    ) -> None:
-        """Measure a tensor, or its difference from another; with `waiting`, what a GPU's kernel reads is put there."""
+    def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
+        """Measure a tensor, or its difference from another."""
         if slot.is_off:
             return
         try:
             with self._lock:
-                self._measure(slot, tensor, minus, waiting)
+                self._measure(slot, tensor, minus)
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
-    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[Job] | None) -> None:
-        scale = self.scale if slot.traits.is_gradient else None
-        if slot.has_rows and scale is not slot.scale:  # it has changed within the step: brought to that of the rows
-            tensor = widened(tensor.detach()) * (_number(slot.scale) / _number(scale))
-        elif not slot.has_rows:
-            slot.scale = scale
+    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None) -> None:
+        if self.scale is not None and slot.traits.is_gradient:
+            self._slabs[self._device].follow()  # which refuses to become a part of a CUDA graph
+            slot.dtype = slot.dtype or tensor.dtype
+            tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
         key = _key_of(tensor, minus)
         reader = slot.readers.get(key)
         if reader is None or slot.slab is None:
@@ -201,18 +187,13 @@ class Table:
         width, form, form_of_all = reader
         slot.slab.place(slot, width)
         self._note(slot, tensor)
-        job = slot, form_of_all if slot.is_mixed else form, tensor, minus
-        if waiting is not None and slot.slab.kernel is not native:
-            waiting.append(job)
-        else:
-            slot.slab.measure([job])
+        slot.slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
 
     def _note(self, slot: Slot, tensor: Tensor) -> None:
         """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
         slot.dtype = slot.dtype or tensor.dtype
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
-            tensor = tensor.detach()
-            own = own_numbers(self._plan.own, tensor if slot.scale is None else tensor.float() / slot.scale)
+            own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
 
     def _measure_anew(self, slot: Slot, tensor: Tensor, minus: Tensor | None, key: object) -> None:
@@ -237,8 +218,7 @@ class Table:
         self._note(slot, part)
         is_sparse = part.layout is not torch.strided and not part.is_nested
         if not numbers.numel():
-            slot.is_empty = not (is_sparse and part.numel())
-            if not slot.is_empty:
+            if is_sparse and part.numel():
                 slab.place(slot, 0)
                 slab.add_zeros(slot, part.numel())
             return
@@ -247,7 +227,7 @@ class Table:
         dim = dim if dim is not None and 0 <= dim < part.dim() else None
 
         def form_of(numbers: Tensor, dim: int | None) -> Any:
-            how = {"has_bins": slot.has_bins, "has_minus": minus is not None, "with_abs_mean": self._plan.with_abs_mean}
+            how = {"has_minus": minus is not None, "with_abs_mean": self._plan.with_abs_mean}
             return None if slab.kernel is None else slab.kernel.form_of(numbers, dim, **how)
 
         form = form_of(numbers, dim) if minus is None or (numbers is part and can_subtract(minus, part)) else None
@@ -265,31 +245,25 @@ class Table:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
                 slot.readers[key] = width, form, of_all
-            slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
+            slab.measure(slot, of_all if slot.is_mixed else form, numbers, minus)
         else:
             slab.measure_by_torch(slot, numbers, dim)
         if is_sparse:
             slab.add_zeros(slot, part.numel() - numbers.numel())
 
-    def _readings(self, columns: Columns, flags: Sequence[float], along: Sequence[float]) -> Readings:
-        sites = [slot.site for slot in columns.slots]
+    def _readings(self, found: list[Measured], flags: Sequence[float], along: Sequence[float]) -> Readings:
+        slots, own_rows, owns, channels, bins, dtypes, widths = zip(*found, strict=True) if found else [()] * 7
+        sites = [slot.site for slot in slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        own = columns.own.reshape(len(sites), len(self._plan.own))
-        _, rows, _, channels, bins, dtypes, widths = columns
-        counted = [place for place, each in enumerate(bins) if each is not None] if self._histogram else []
-        low, high = rows[counted][:, [_MIN, _MAX]].T
-        found = histograms([each for each in bins if each is not None], low, high) if counted else []
-        drawn = dict(zip(counted, found, strict=True))
-        drawn_or_none = [drawn.get(place) for place in range(len(sites))]
-        statistics = self._plan.table(rows, own, bins, channels, dtypes)
-        overflowed = np.zeros(len(sites), bool)
-        of_sites = rows, channels, dtypes, widths, statistics, drawn_or_none
-        return Readings(self._places, *of_sites, self.stage, overflowed, flags, along)
-
-
-def _number(scale: Tensor | None) -> Tensor | float:
-    return 1.0 if scale is None else scale
+        rows = np.concatenate([np.empty(0), *own_rows]).reshape(-1, WIDTH)
+        own = np.concatenate([np.empty(0), *owns]).reshape(len(sites), len(self._plan.own))
+        drawn = [
+            None if counts is None or not self._histogram else histogram(counts, row[_MIN], row[_MAX])
+            for counts, row in zip(bins, rows, strict=True)
+        ]
+        of_sites = rows, channels, dtypes, widths, self._plan.values(rows, own, bins, channels, dtypes), drawn
+        return Readings(self._places, *of_sites, self.stage, flags, along)
 
 
 def _key_of(tensor: Tensor, minus: Tensor | None) -> object:

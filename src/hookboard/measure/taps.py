@@ -10,16 +10,14 @@ from torch import Tensor, nn
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import (
-    has_compiled_anything,
     in_backward,
     modules_in,
-    parameters_in,
     runs_compiled,
     sequence_number,
     unseen,
 )
 from hookboard.measure.gradients import (
-    LEAF,
+    NO_GRADIENT,
     Edges,
     Observer,
     Switch,
@@ -28,7 +26,7 @@ from hookboard.measure.gradients import (
     watch_output,
     why_no_gradient,
 )
-from hookboard.measure.graphs import GraphEnd
+from hookboard.measure.graphs import NOT_SHOWN, GraphEnd
 from hookboard.measure.hooked import Hooks, hooked
 from hookboard.measure.own_call import own_calls
 from hookboard.model.nested import named_inputs, tensors_in
@@ -37,7 +35,11 @@ from hookboard.model.sites import ROLES, Role, Site
 UNKNOWN = -1
 """The number of a recomputed call if the module was called several times before: it may repeat any of them."""
 
-NO_GRADIENT = "no gradient arrived, because the loss does not depend on the output"
+NOT_CALLED = (
+    "the module was not called (or its forward was called directly, its parent uses the weights directly, as "
+    "nn.MultiheadAttention does, compiled code runs it, or torch runs an nn.TransformerEncoderLayer, and all inside "
+    "it, as one operation in evaluation)"
+)
 
 
 class Taps:
@@ -86,11 +88,10 @@ class Taps:
         self._hook(tap for tap in self._taps.values() if tap.layer is None)
 
     def _hook(self, taps: Iterable["_ModuleTap"]) -> None:
-        numbers: dict[str, int] = {}
         for tap in taps:
             if not tap.hooks:
                 before = tap.enter if tap.counts_calls or "input" in self.roles else None
-                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True, numbers=numbers)
+                tap.hooks = hooked(tap.module, before, tap.leave, with_kwargs=True)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""
@@ -131,19 +132,10 @@ class Taps:
         tap = self._taps.get(name)
         if tap is None:
             return "hooks never fire in a TorchScript module"
-        return tap.causes.get(role) or (NO_GRADIENT if tap.called else _why_not_called(tap))
-
-
-def _why_not_called(tap: "_ModuleTap") -> str:
-    causes = ["its forward was called directly"]
-    if tap.layer is not None:
-        causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
-    if has_compiled_anything():
-        causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
-    if any(parameter.grad is not None for parameter in parameters_in(tap.module, recurse=False).values()):
-        causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
-        return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
-    return f"the module was not called (or {' or '.join(causes)})"
+        if tap.causes.get(role):
+            return tap.causes[role]
+        silent = NO_GRADIENT if ROLES[role].is_gradient else "every tensor was empty"
+        return NOT_SHOWN if tap.is_in_graph else silent if tap.called else NOT_CALLED
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:
@@ -184,7 +176,9 @@ class _ModuleTap:
         self.layer = layer
         """The fused layer in which even an idle hook would change the run; None for most modules."""
         self.called = False
-        """Whether a call has been seen."""
+        """Whether a call outside of compiled graphs has been seen."""
+        self.is_in_graph = False
+        """Whether a compiled graph has told of a call."""
         self.causes: dict[str, str] = {}
         """By role, why a tensor could not be shown."""
         self.graph_end: GraphEnd | None = None
@@ -228,10 +222,10 @@ class _ModuleTap:
         self._shielded_outside(self._show_outputs, args, output)
         return None
 
-    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Show a tensor of a running compiled graph, or note why there is none; see `graphs.Receive`."""
+    def receive(self, role: Role, path: str, tensor: Tensor | None) -> None:
+        """Show a tensor of a running compiled graph; see `graphs.Receive`."""
         if self._switch.on:
-            self._shielded(self._show_from_graph, role, path, tensor, cause)
+            self._shielded(self._show_from_graph, role, path, tensor)
 
     @unseen
     def _shielded(self, show: Callable[..., object], *given: Any) -> None:
@@ -285,24 +279,20 @@ class _ModuleTap:
         if "output" in self._roles:
             self._show_all("output", outputs, call.number)
         if "grad_output" in self._roles:
-            explain = functools.partial(self.causes.__setitem__, "grad_output")
             for path, tensor in outputs:
                 if tensor.requires_grad and not tensor.is_leaf:
-                    watch_output(tensor, self._observer("grad_output", path, call.number), self._switch, explain)
+                    watch_output(tensor, self._observer("grad_output", path, call.number), self._switch)
                 else:
-                    explain(LEAF if tensor.requires_grad else f"the output {why_no_gradient(tensor)}")
+                    self.causes["grad_output"] = f"the output {why_no_gradient(tensor)}"
         if call.edges:
             observers = {path: self._observer("grad_input", path, call.number) for path in call.edges}
-            explain = functools.partial(self.causes.__setitem__, "grad_input")
-            tensors = [tensor for _, tensor in outputs]
-            watch_inputs(call.edges, tensors, call.since, observers, self._switch, explain)
+            watch_inputs(call.edges, [tensor for _, tensor in outputs], call.since, observers, self._switch)
 
-    def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        self.called = True
+    def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None) -> None:
+        self.is_in_graph = True
         if tensor is None:
-            if cause:
-                self.causes[role] = cause
-        elif ROLES[role].is_gradient:
+            return
+        if ROLES[role].is_gradient:
             self._observer(role, path, 0)(tensor)
         else:
             self._show_all(role, [(path, tensor)], 0)

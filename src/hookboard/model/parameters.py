@@ -58,4 +58,4 @@ def why_silent(weight: Parameter) -> str:
         return "the parameter is frozen (requires_grad is False)"
     if weight.grad is None:
         return "the parameter received no gradient in this step"
-    return "the parameter is not in any optimizer that stepped"
+    return "the parameter is empty, or not in any optimizer that stepped"

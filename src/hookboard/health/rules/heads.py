@@ -31,7 +31,7 @@ _MEAN, _MAX, _COUNT = map(FIELDS.index, ("mean", "max", "count"))
 def attention(run: Run) -> Iterator[Finding]:
     """Report attention with a head whose logits grow while its entropy falls, or whose heads all look at one key."""
     first = run.first or run.now
-    for name in run.now.table.places.first("attention_entropy"):
+    for name in run.now.readings.places.names("attention_entropy"):
         logits, entropies = _of_heads(run.now, name)
         logits_before, entropies_before = _of_heads(first, name)
         if len(logits) != len(entropies) or len(logits_before) not in (1, len(logits)):

@@ -53,8 +53,8 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Finding]:
-    for site in run.now.table.places.of_role("input"):
-        reading = run.now.table.get(site)
+    for site in run.now.readings.places.of_role("input"):
+        reading = run.now.readings.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
         if site.index in run.facts.unread:
@@ -96,7 +96,7 @@ def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
 
 def _is_replaced_inside(run: Run) -> bool:
     """Return True if all layers' outputs and the loss are finite: then the model replaces bad inputs."""
-    outputs = [run.now.table.get(site) for site in run.now.table.places.of_role("output")]
+    outputs = [run.now.readings.get(site) for site in run.now.readings.places.of_role("output")]
     return bool(outputs) and run.losses.is_finite and not any(out and out.moments.nonfinite for out in outputs)
 
 
@@ -116,7 +116,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
 def _was_same(run: Run, site: Site, value: float) -> bool:
     """Return True if all values of a site equalled `value` at the first look and in `run.looks`, at least 8 of them."""
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
-    known = [past.moments for look in looks if look is not None and (past := look.table.get(site)) is not None]
+    known = [past.moments for look in looks if look is not None and (past := look.readings.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)
 
 
@@ -186,7 +186,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     Columns of 1, such as a bias, are not reported; nor those at the least number of the input, such as the border of
     digits, which is 0 unless the pixels were scaled.
     """
-    looks = [look.table.get(site) for look in list(run.looks)[-run.window :]]
+    looks = [look.readings.get(site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
     columns = [past.channels for past in seen if past.channels is not None]
     if len({past.width for past in seen}) != 1 or len(columns[0]) < 2:

@@ -224,7 +224,7 @@ def precision(run: Run) -> Iterator[Finding]:
     If most layers lose updates, or have gradients that underflow, one finding is of the whole model.
     """
     look = run.now
-    if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):
+    if HALF_PRECISION_TYPES.isdisjoint(look.readings.dtypes):
         return
     yield from _swallowed(run, look)
     yield from _underflowing(run, look)

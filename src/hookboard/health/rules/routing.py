@@ -58,7 +58,7 @@ def _favourites(counts: Sequence[int], picks: int) -> tuple[int, ...]:
 
 def _tokens_of(look: Look, router: Router) -> list[int]:
     """Return how many tokens each expert gets by what a layer returns; [] if that is not known, or not the only one."""
-    sites = [site for site in look.table.places.of_role("expert_tokens") if site.name == router.layer]
+    sites = [site for site in look.readings.places.of_role("expert_tokens") if site.name == router.layer]
     seen = look.of(router.layer, "expert_tokens") if len(sites) == 1 else None
     if seen is None or seen.channels is None:
         return []
