@@ -125,7 +125,7 @@ class Readings(Mapping[Site, Reading]):
     channels: Sequence[np.ndarray | None]
     dtypes: Sequence[torch.dtype | None]
     widths: Sequence[int]
-    statistics: Sequence[Mapping[str, float]]
+    statistics: Sequence[dict[str, float]]
     histograms: Sequence[Histogram | None]
     stage: Stage
     flags: Sequence[float] = ()
