@@ -41,6 +41,7 @@
 #define LANES 16
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
 #define AHEAD 512  /* values */
+#define FAR 1024   /* values over gaps */
 #define BESIDE 64  /* channels that are worked on together */
 #define FEW_VALUES 64   /* of a channel */
 #define WIDE ((FEW_VALUES + LANES) * BESIDE) /* values that stay in the second fastest */

@@ -135,6 +135,9 @@ static void NAME(sum_up)(Sums *RESTRICT sums, const Part *RESTRICT part, const A
         const STORED *stored = (const STORED *)part->x + c * part->apart;
         const VALUE *x = (const VALUE *)stored;
         size_t rows = part->rows, width = part->width;
+        /* Over gaps between channels the processor does not foresee which memory is needed next. */
+        for (size_t i = 0; part->apart > width && rows == 1 && i < width; i += 64 / sizeof *stored)
+            FETCH(stored + divided_up(FAR, width) * part->apart + i);
         if (!IS_IN_PLACE) {
             NAME(copy_rows)(copy, stored, rows, width, part->stride);
             x = copy;
