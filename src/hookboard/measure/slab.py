@@ -33,7 +33,7 @@ channels, or 0; how the kernel of the slab's device reads such tensors; and the 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a table knows of one site over all steps; and, of this step, the arguments from `start` on.
+    """What a table knows of one site over all steps; and, of this step, the arguments from `has_rows` on.
 
     Args:
         site: the site.
@@ -84,8 +84,7 @@ class Slot:
         self.is_shared = not self.traits.of_parameter
 
     def forget(self) -> None:
-        """Drop what belongs to the step, so that another can begin."""
-        self.start = self.bins = -1
+        """Drop what belongs to the step, so that another can begin. Its rows stay its own."""
         self.has_rows = self.is_empty = self.is_mixed = False
         self.dtype = self.scale = self.own = None
 
@@ -115,8 +114,9 @@ class Columns(NamedTuple):
         return Columns(slots, np.reshape(rows, (-1, WIDTH)), np.array(own), *lists)
 
 
-Job = tuple[Slot, Any, Tensor, Tensor | None]
-"""What a kernel measures: the site, how it reads its tensors, the tensor, and what is subtracted from it first."""
+Job = tuple[Any, Tensor, Tensor | None, int, bool, int]
+"""What a kernel measures, see `native.measure_into`: how it reads the tensor; the tensor; what is subtracted from it
+first; its first row; whether its rows hold nothing yet; and its row of the bins."""
 
 
 class Slab:
@@ -130,23 +130,28 @@ class Slab:
 
     def __init__(self, device: torch.device, plan: Plan) -> None:
         self.device, self._plan = device, plan
-        self.kernel = _kernel_of(device)
+        self.kernel, self._is_cuda = _kernel_of(device), device.type == "cuda"
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it
             self.rows = torch.empty(512, WIDTH, dtype=torch.float64, device=device)
             self.bins = torch.zeros(0, BINS, dtype=torch.int64, device=device)
         self._used = self._used_bins = 0
+        self._placed: list[Slot] = []
+        self._is_wasted = False
+        """Whether rows belong to no site any longer, because its tensors have another number of channels now."""
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> None:
-        """Reserve rows for a site in this step, and bins if it counts them, unless it has them.
+        """Reserve rows for a site, and bins if it counts them, unless it has them.
 
-        If its next tensor has another number of channels than the first, its rows of channels mean nothing.
+        If a tensor has another number of channels than the first in a step, its rows of channels mean nothing.
         """
-        if slot.start < 0:
+        if slot.start < 0 or (slot.width != width and not slot.has_rows):
+            self._is_wasted |= slot.start >= 0
+            self._placed.append(slot)
             slot.start, slot.width = self._used, width
             self._used += 1 + channel_row_count(width)
             self.rows = _grown(self.rows, self._used)
-            if slot.has_bins:
+            if slot.has_bins and slot.bins < 0:
                 slot.bins, self._used_bins = self._used_bins, self._used_bins + 1
                 self.bins = _grown(self.bins, self._used_bins)
         elif slot.width != width:
@@ -158,7 +163,7 @@ class Slab:
         Raises:
             TypeError: a CUDA graph is being captured: what is launched would become a part of it.
         """
-        if self.device.type == "cuda":
+        if self._is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 raise TypeError("a CUDA graph is being captured, so its tensors have no values yet")
             stream = torch.cuda.current_stream(self.device)
@@ -167,19 +172,19 @@ class Slab:
                 stream.wait_stream(self._stream)
             self._stream = stream
 
-    def measure(self, jobs: Sequence[Job]) -> None:
+    def measure(self, slots: Sequence[Slot], jobs: Sequence[Job]) -> None:
         """Have the kernel measure tensors, each of another site, and merge them into their rows.
 
         Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
         """
-        self.follow()
-        given = [(form, values, minus, slot.start, not slot.has_rows, slot.bins) for slot, form, values, minus in jobs]
-        for number in self.kernel.measure_into(given, self.rows, self.bins):
-            slot, _, values, minus = jobs[number]
+        if self._is_cuda:
+            self.follow()
+        for number in self.kernel.measure_into(jobs, self.rows, self.bins):
+            slot, (_, values, minus, *_) = slots[number], jobs[number]
             slot.is_mixed = True
             self.measure_by_torch(slot, values if minus is None else widened(values) - widened(minus), None)
-        for job in jobs:
-            job[0].has_rows = True
+        for slot in slots:
+            slot.has_rows = True
 
     def measure_by_torch(self, slot: Slot, values: Tensor, dim: int | None) -> None:
         """Have torch measure dense real values with channels along a dimension, and merge them into the site's rows."""
@@ -200,9 +205,13 @@ class Slab:
         slot.has_rows = True
 
     def forget(self) -> None:
-        """Let the next step use all rows and bins: rows are overwritten, bins are added to."""
+        """Let the next step use all rows and bins: rows are overwritten, bins are added to. Sites keep theirs."""
         self.bins.zero_()
-        self._used = self._used_bins = 0
+        if self._is_wasted:
+            for slot in self._placed:
+                slot.start = -1
+            self._used, self._is_wasted = 0, False
+            self._placed.clear()
 
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]

@@ -87,17 +87,17 @@ class Table:
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
-        waiting: list[Job] = []
+        waiting: list[tuple[Slot, Job]] = []
         with self._lock:
             for site, tensor, minus in tensors:
-                self._observe(self._slot(site), tensor, minus, waiting)
+                self._observe(self._slots.get(site) or self._slot(site), tensor, minus, waiting)
             for slab in self._slabs.values():
-                jobs = [job for job in waiting if job[0].slab is slab]
+                slots = [slot for slot, _ in waiting if slot.slab is slab]
                 try:
-                    if jobs:
-                        slab.measure(jobs)
+                    if slots:
+                        slab.measure(slots, [job for slot, job in waiting if slot.slab is slab])
                 except Exception as error:  # the training goes on without them
-                    self.switch_off([slot.site for slot, *_ in jobs], error)
+                    self.switch_off([slot.site for slot in slots], error)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -175,7 +175,7 @@ class Table:
             return self._slots[site]
 
     def _observe(
-        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[Job] | None = None
+        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[tuple[Slot, Job]] | None = None
     ) -> None:
         """Measure a tensor, or its difference from another; with `waiting`, what a GPU's kernel reads is put there."""
         if slot.is_off:
@@ -186,30 +186,37 @@ class Table:
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
-    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[Job] | None) -> None:
+    # A look measures a thousand tensors: what they all go through, this function and `Slab.measure`, calls little.
+    def _measure(
+        self, slot: Slot, tensor: Tensor, minus: Tensor | None, waiting: list[tuple[Slot, Job]] | None
+    ) -> None:
         scale = self.scale if slot.traits.is_gradient else None
-        if slot.has_rows and scale is not slot.scale:  # it has changed within the step: brought to that of the rows
-            tensor = widened(tensor.detach()) * (_number(slot.scale) / _number(scale))
-        elif not slot.has_rows:
-            slot.scale = scale
-        key = _key_of(tensor, minus)
+        if scale is not slot.scale:
+            if slot.has_rows:  # it has changed within the step: brought to that of the rows
+                tensor = widened(tensor.detach()) * (_number(slot.scale) / _number(scale))
+            else:
+                slot.scale = scale
+        key, slab = _key_of(tensor, minus), slot.slab
         reader = slot.readers.get(key)
-        if reader is None or slot.slab is None:
+        if reader is None or slab is None:
             self._measure_anew(slot, tensor, minus, key)
             return
-        with_memory(tensor)
+        if not tensor.data_ptr():
+            with_memory(tensor)
         width, form, form_of_all = reader
-        slot.slab.place(slot, width)
-        self._note(slot, tensor)
-        job = slot, form_of_all if slot.is_mixed else form, tensor, minus
-        if waiting is not None and slot.slab.kernel is not native:
-            waiting.append(job)
-        else:
-            slot.slab.measure([job])
-
-    def _note(self, slot: Slot, tensor: Tensor) -> None:
-        """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
+        if slot.start < 0 or slot.width != width:
+            slab.place(slot, width)
         slot.dtype = slot.dtype or tensor.dtype
+        if self._plan.own:
+            self._measure_own(slot, tensor)
+        job = form_of_all if slot.is_mixed else form, tensor, minus, slot.start, not slot.has_rows, slot.bins
+        if waiting is not None and slab.kernel is not native:
+            waiting.append((slot, job))
+        else:
+            slab.measure([slot], [job])
+
+    def _measure_own(self, slot: Slot, tensor: Tensor) -> None:
+        """Measure the user's statistics."""
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
             tensor = tensor.detach()
             own = own_numbers(self._plan.own, tensor if slot.scale is None else tensor.float() / slot.scale)
@@ -234,7 +241,8 @@ class Table:
         if slot.has_bins is None:
             wants = self._plan.needs("bins") or self._histogram
             slot.has_bins = not slot.traits.moments_only and (wants(slot.site, part) if callable(wants) else wants)
-        self._note(slot, part)
+        slot.dtype = slot.dtype or part.dtype
+        self._measure_own(slot, part)
         is_sparse = part.layout is not torch.strided and not part.is_nested
         if not numbers.numel():
             slot.is_empty = not (is_sparse and part.numel())
@@ -265,7 +273,8 @@ class Table:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
                 slot.readers[key] = width, form, of_all
-            slab.measure([(slot, of_all if slot.is_mixed else form, numbers, minus)])
+            how = of_all if slot.is_mixed else form
+            slab.measure([slot], [(how, numbers, minus, slot.start, not slot.has_rows, slot.bins)])
         else:
             slab.measure_by_torch(slot, numbers, dim)
         if is_sparse:
