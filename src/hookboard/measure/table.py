@@ -80,7 +80,7 @@ class Table:
         return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors, each of another site: on an accelerator in a few launches.
+        """Measure many tensors, or differences of tensors, each of another site: by a kernel all at once.
 
         If one cannot be read, its site is left out from then on; if a launch fails, all sites of that launch.
 
@@ -177,7 +177,7 @@ class Table:
     def _observe(
         self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[tuple[Slot, Job]] | None = None
     ) -> None:
-        """Measure a tensor, or its difference from another; with `waiting`, what a GPU's kernel reads is put there."""
+        """Measure a tensor, or its difference from another; what a kernel reads waits in `waiting`, if that is given."""
         if slot.is_off:
             return
         try:
@@ -210,10 +210,10 @@ class Table:
         if self._plan.own:
             self._measure_own(slot, tensor)
         job = form_of_all if slot.is_mixed else form, tensor, minus, slot.start, not slot.has_rows, slot.bins
-        if waiting is not None and slab.kernel is not native:
-            waiting.append((slot, job))
-        else:
+        if waiting is None:
             slab.measure([slot], [job])
+        else:
+            waiting.append((slot, job))
 
     def _measure_own(self, slot: Slot, tensor: Tensor) -> None:
         """Measure the user's statistics."""
