@@ -177,7 +177,7 @@ class Table:
     def _observe(
         self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, waiting: list[tuple[Slot, Job]] | None = None
     ) -> None:
-        """Measure a tensor, or its difference from another; what a kernel reads waits in `waiting`, if that is given."""
+        """Measure a tensor, or its difference from another; with `waiting`, what a kernel reads is put there."""
         if slot.is_off:
             return
         try:
