@@ -84,7 +84,7 @@ def options_of(compiler: str) -> tuple[list[str], list[str]]:
     """
     if compiler == "msvc":  # setuptools optimizes for speed there, and leaves debug information out
         return [], []
-    return ["-O3", "-g0"], [] if sys.platform == "darwin" else ["-Wl,-s"]
+    return ["-O3", "-g0", "-fno-math-errno"], [] if sys.platform == "darwin" else ["-Wl,-s"]
 
 
 kernel = Extension(

@@ -79,7 +79,11 @@ LIMITS: list[tuple[str, list[set[str]]]] = [
     ("in a graph our hooks keep an encoder layer from its fused path", [ENCODERS, COMPILED, VALIDATED]),
     (
         "in a step that is due our hooks keep an encoder layer from its fused path",
-        [ENCODERS, RUN_IN_THE_STEP | RUN_BEFORE_IT],
+        [ENCODERS, RUN_IN_THE_STEP | RUN_BEFORE_IT | {"validation called by the step"}],
+    ),
+    (
+        "the oracle compiles nothing, and a lazy layer draws its weights at another place then",
+        [COMPILED, {"a lazy layer"}, RUN_IN_THE_STEP | RUN_BEFORE_IT],
     ),
 ]
 """Why a run may differ beside hookboard where circumstances, one of each set, meet."""

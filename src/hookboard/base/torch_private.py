@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import OptimizedModule, eval_frame
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
@@ -159,6 +160,11 @@ def runs_compiled(module: nn.Module) -> bool:
     )
 
 
+def is_compiling_calls() -> bool:
+    """Return True if torch.compile looks at the calls that this thread makes now."""
+    return get_eval_frame_callback() is not None
+
+
 def forget_graphs() -> None:
     """Drop all graphs of torch.compile, if there are any, so that new ones contain the hooks that modules have now."""
     if counters["stats"]:
@@ -252,11 +258,16 @@ class NothingOfOthers(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def copied_together(tensors: list[Tensor]) -> list[Tensor]:
-    """Copy tensors, with a few launches for all tensors of one device rather than one for each."""
-    copies = [torch.empty_like(tensor) for tensor in tensors]
+def copied_together(tensors: Sequence[Tensor], spares: Sequence[Tensor | None]) -> list[Tensor]:
+    """Copy tensors in a few launches, each into its spare tensor if that has its shape, dtype and device."""
+    copies = [
+        spare
+        if spare is not None and (spare.shape, spare.dtype, spare.device) == (tensor.shape, tensor.dtype, tensor.device)
+        else torch.empty_like(tensor)
+        for tensor, spare in zip(tensors, spares, strict=True)
+    ]
     if tensors:
-        torch._foreach_copy_(copies, tensors)
+        torch._foreach_copy_(copies, [*tensors])
     return copies
 
 

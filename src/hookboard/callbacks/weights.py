@@ -56,7 +56,7 @@ class WeightsBefore:
 
     def keep(self, table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
         """Add copies of the weights that this optimizer is about to update to `copies`; of each weight only `part`."""
-        elsewhere: dict[str, Tensor] = {}
+        plain: dict[str, Tensor] = {}
         for name, weight in stepped_by(optimizer, weights).items():
             # If optimizers step several times in one batch, the first step counts.
             if name in self.copies:
@@ -68,14 +68,12 @@ class WeightsBefore:
                 self.skipped[name] = None
                 continue
             self._bytes += size
-            spare = self._spare.pop(name, None)
-            if is_plain(now) and now.is_cuda:
-                elsewhere[name] = now
-            elif spare is not None and (now.shape, now.dtype) == (spare.shape, spare.dtype):
-                self.copies[name] = spare.copy_(now)
+            if is_plain(now):
+                plain[name] = now
             else:
                 self.copies[name] = now.clone()
-        self.copies.update(zip(elsewhere, copied_together([*elsewhere.values()]), strict=True))
+        spares = [self._spare.pop(name, None) for name in plain]
+        self.copies.update(zip(plain, copied_together([*plain.values()], spares), strict=True))
 
     def clear(self) -> None:
         """End the step: drop the copies."""

@@ -41,8 +41,10 @@
 #define LANES 16
 #define CHUNK 4096 /* values that stay in the fastest cache for a second look */
 #define AHEAD 512  /* values */
+#define FAR 1024   /* values over gaps */
 #define BESIDE 64  /* channels that are worked on together */
-#define WIDE 16384 /* values that stay in the second fastest */
+#define FEW_VALUES 64   /* of a channel */
+#define WIDE ((FEW_VALUES + LANES) * BESIDE) /* values that stay in the second fastest */
 #define SHIFT 19   /* as in histogram.py */
 #define BINS 8192
 #define FEW 2048   /* values for which a table of their own does not pay */
@@ -141,10 +143,10 @@ typedef struct {
     size_t stride; /* from one row to the next */
 } Part;
 
-/* Whether several channels lie in one vector. */
-static int is_narrow(const Part *part)
+/* Whether a channel has so few values that to add up the lanes of each would take longer than to copy them. */
+static int has_few(const Part *part)
 {
-    return part->apart == part->width && part->apart < LANES && part->stride >= LANES;
+    return part->width < LANES || part->rows * part->width <= FEW_VALUES;
 }
 
 /* What is summed up of each channel. */
@@ -224,24 +226,49 @@ static void add_sums(Columns columns, const Sums *RESTRICT sums, size_t channels
     }
 }
 
-/* The row of all that the columns describe. */
-static void row_of_columns(double *row, Columns columns, size_t channels)
+/* The row of all that the columns describe; then the columns themselves are finished. Those without values count too:
+   with as many as there always are, the compiler vectorizes over them. */
+FOR_EACH_PROCESSOR
+static void row_of_columns(double *RESTRICT row, Columns columns)
 {
+    double lanes[MIN + 1][LANES] = {{0}}, low[LANES], high[LANES];
+    const int sums = MIN; /* the place of count * mean in `lanes` */
+    for (int j = 0; j < LANES; j++) {
+        low[j] = INFINITY;
+        high[j] = -INFINITY;
+    }
+    for (int c = 0; c < BESIDE; c += LANES) {
+        for (int f = COUNT; f < MIN; f++)
+            for (int j = 0; f != MEAN && f != M2 && j < LANES; j++)
+                lanes[f][j] += columns[f][c + j];
+        for (int j = 0; j < LANES; j++) {
+            lanes[sums][j] += columns[COUNT][c + j] * columns[MEAN][c + j];
+            low[j] = columns[MIN][c + j] < low[j] ? columns[MIN][c + j] : low[j];
+            high[j] = columns[MAX][c + j] > high[j] ? columns[MAX][c + j] : high[j];
+        }
+    }
     double sum = 0;
     memcpy(row, EMPTY, sizeof EMPTY);
-    for (size_t c = 0; c < channels; c++) {
-        row[COUNT] += columns[COUNT][c];
-        sum += columns[COUNT][c] * columns[MEAN][c];
-        for (int f = ABS_SUM; f < MIN; f++)
-            row[f] += columns[f][c];
-        row[MIN] = columns[MIN][c] < row[MIN] ? columns[MIN][c] : row[MIN];
-        row[MAX] = columns[MAX][c] > row[MAX] ? columns[MAX][c] : row[MAX];
+    for (int j = 0; j < LANES; j++) {
+        for (int f = COUNT; f < MIN; f++)
+            row[f] += lanes[f][j];
+        sum += lanes[sums][j];
+        row[MIN] = low[j] < row[MIN] ? low[j] : row[MIN];
+        row[MAX] = high[j] > row[MAX] ? high[j] : row[MAX];
     }
     row[MEAN] = sum / fmax(row[COUNT], 1);
-    for (size_t c = 0; c < channels; c++) {
-        double away = columns[MEAN][c] - row[MEAN];
-        row[M2] += columns[M2][c] + away * away * columns[COUNT][c];
+    double mean = row[MEAN], squares[LANES] = {0};
+    for (int c = 0; c < BESIDE; c += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            double away = columns[MEAN][c + j] - mean, count = columns[COUNT][c + j];
+            double share = 1 / (count > 1 ? count : 1);
+            squares[j] += columns[M2][c + j] + away * away * count;
+            columns[M2][c + j] = sqrt(columns[M2][c + j] * share);
+            columns[ABS_SUM][c + j] *= share;
+        }
     }
+    for (int j = 0; j < LANES; j++)
+        row[M2] += squares[j];
 }
 
 /* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs
@@ -304,16 +331,13 @@ static void cut(Job *job)
 static void keep(const Job *job, double *row, Columns columns, size_t first, size_t channels)
 {
     double block[WIDTH];
-    row_of_columns(block, columns, channels);
+    size_t next = divided_up(first, job->every); /* the first of these that has a row */
+    double(*kept)[WIDTH] = job->rows + next;
+    row_of_columns(block, columns);
     merge(row, block);
-    for (size_t k = 0; k < channels; k++) {
-        if ((first + k) % job->every)
-            continue;
-        double *kept = job->rows[(first + k) / job->every];
+    for (size_t c = next * job->every - first; c < channels; c += job->every, kept++)
         for (int f = 0; f < WIDTH; f++)
-            kept[f] = columns[f][k];
-        finish(kept);
-    }
+            (*kept)[f] = columns[f][c];
 }
 
 PART_OF_CALLER uint32_t bits_of(float value)

@@ -29,10 +29,12 @@ PART_OF_CALLER void NAME(add_value)(NAME(Lanes) *lanes, int j, VALUE value)
 
 PART_OF_CALLER NAME(Lanes) NAME(no_lanes)(void)
 {
-    NAME(Lanes) lanes = {{0}};
+    NAME(Lanes) lanes;
     for (int j = 0; j < LANES; j++) {
+        lanes.sum[j] = lanes.squares[j] = lanes.abs_sum[j] = 0;
         lanes.min[j] = (VALUE)INFINITY;
         lanes.max[j] = -(VALUE)INFINITY;
+        lanes.zeros[j] = 0;
     }
     return lanes;
 }
@@ -55,19 +57,6 @@ PART_OF_CALLER void NAME(add_rows)(NAME(Lanes) *lanes, const VALUE *RESTRICT x, 
             for (size_t i = 0; i < width; i += LANES)
                 for (int j = 0; j < LANES; j++)
                     lanes->abs_sum[j] += fabs((double)x[r * stride + i + j]);
-}
-
-/* Adds what is in `count` lanes from the first one on to the sums of channel c. */
-PART_OF_CALLER void NAME(add_lanes)(Sums *sums, size_t c, const NAME(Lanes) *lanes, size_t first, size_t count)
-{
-    for (size_t j = first; j < first + count; j++) {
-        sums->sum[c] += lanes->sum[j];
-        sums->squares[c] += lanes->squares[j];
-        sums->abs_sum[c] += lanes->abs_sum[j];
-        sums->zeros[c] += (double)lanes->zeros[j];
-        sums->min[c] = lanes->min[j] < sums->min[c] ? lanes->min[j] : sums->min[c];
-        sums->max[c] = lanes->max[j] > sums->max[c] ? lanes->max[j] : sums->max[c];
-    }
 }
 
 /* The sums of one channel. */
@@ -146,6 +135,9 @@ static void NAME(sum_up)(Sums *RESTRICT sums, const Part *RESTRICT part, const A
         const STORED *stored = (const STORED *)part->x + c * part->apart;
         const VALUE *x = (const VALUE *)stored;
         size_t rows = part->rows, width = part->width;
+        /* Over gaps between channels the processor does not foresee which memory is needed next. */
+        for (size_t i = 0; part->apart > width && rows == 1 && i < width; i += 64 / sizeof *stored)
+            FETCH(stored + divided_up(FAR, width) * part->apart + i);
         if (!IS_IN_PLACE) {
             NAME(copy_rows)(copy, stored, rows, width, part->stride);
             x = copy;
@@ -157,45 +149,42 @@ static void NAME(sum_up)(Sums *RESTRICT sums, const Part *RESTRICT part, const A
     }
 }
 
-/* As many channels at once as there are lanes for. `left` values are there to the end of each row. */
-PART_OF_CALLER void NAME(sum_up_beside)(Sums *RESTRICT sums, const VALUE *RESTRICT x, const Part *RESTRICT part,
-                                        size_t width, size_t stride, size_t left, int with_abs_sum)
-{
-    size_t at_once = LANES / width;
-    for (size_t c = 0; c < part->channels; c += at_once, left -= at_once * width) {
-        size_t here = least(part->channels - c, at_once);
-        size_t before = left < LANES ? LANES - left : 0; /* so as not to read beyond the end */
-        NAME(Lanes) lanes = NAME(no_lanes)();
-        NAME(add_rows)(&lanes, x + c * width - before, part->rows, LANES, stride, with_abs_sum);
-        for (size_t k = 0; k < here; k++)
-            NAME(add_lanes)(sums, c + k, &lanes, before + k * width, width);
-    }
-}
-
-/* The same as sum_up for channels that have fewer values in a row than there are lanes. */
+/* The same as sum_up for few values of each channel: the channels lie side by side, so that there are no lanes to add up
+   in the end. Where they do not, the values are copied. */
 FOR_EACH_PROCESSOR
-static void NAME(sum_up_narrow)(Sums *RESTRICT sums, const Part *RESTRICT part, size_t left, const Also *also)
+static void NAME(sum_up_beside)(Sums *RESTRICT sums, const Part *RESTRICT part, const Also *also)
 {
-    VALUE copy[IS_IN_PLACE ? 1 : WIDE];
+    VALUE copy[WIDE];
     const VALUE *x = (const VALUE *)part->x;
-    size_t run = part->channels * part->width, stride = part->stride;
-    if (!IS_IN_PLACE) {
-        stride = run < LANES ? LANES : run;
-        size_t before = left < stride ? stride - left : 0;
-        NAME(copy_rows)(copy, (const STORED *)part->x - before, part->rows, stride, part->stride);
-        x = copy + before;
-        left = stride - before;
+    size_t values = part->rows * part->width, stride = part->stride;
+    size_t across = divided_up(part->channels, LANES) * LANES;
+    if (!IS_IN_PLACE || part->width > 1 || part->apart > 1 || part->channels < across) {
+        for (size_t r = 0; r < part->rows; r++) {
+            const STORED *row = (const STORED *)part->x + r * part->stride;
+            for (size_t i = 0; i < part->width; i++) {
+                VALUE *to = copy + (r * part->width + i) * BESIDE;
+                for (size_t c = 0; c < part->channels; c++)
+                    to[c] = VALUE_OF(row[c * part->apart + i]);
+                for (size_t c = part->channels; c < across; c++)
+                    to[c] = 0;
+            }
+        }
+        x = copy;
+        stride = BESIDE;
     }
-    *sums = (Sums){{0}};
-    for (size_t c = 0; c < BESIDE; c++) {
-        sums->min[c] = INFINITY;
-        sums->max[c] = -INFINITY;
+    for (size_t c = 0; c < across; c += LANES) {
+        NAME(Lanes) lanes = NAME(no_lanes)();
+        NAME(add_rows)(&lanes, x + c, values, LANES, stride, also->abs_sum);
+        for (int j = 0; j < LANES; j++) {
+            sums->sum[c + j] = lanes.sum[j];
+            sums->squares[c + j] = lanes.squares[j];
+            sums->abs_sum[c + j] = lanes.abs_sum[j];
+            sums->zeros[c + j] = (double)lanes.zeros[j];
+            sums->min[c + j] = lanes.min[j];
+            sums->max[c + j] = lanes.max[j];
+        }
     }
-    if (part->width == 1) /* known to the compiler */
-        NAME(sum_up_beside)(sums, x, part, 1, stride, left, also->abs_sum);
-    else
-        NAME(sum_up_beside)(sums, x, part, part->width, stride, left, also->abs_sum);
-    NAME(count_rows)(also, x, part->rows, run, stride);
+    NAME(count_rows)(also, x, values, part->channels, stride);
 }
 
 /* The sums of at most CHUNK values that are one after the other. */
@@ -260,12 +249,12 @@ static void NAME(add_chunk)(double *row, const VALUE *x, size_t count, int with_
     merge(row, chunk);
 }
 
-static void NAME(add_part)(Columns columns, const Part *part, size_t left, const Also *also)
+static void NAME(add_part)(Columns columns, const Part *part, const Also *also)
 {
     Sums sums;
     int64_t again[BESIDE];
-    if (is_narrow(part))
-        NAME(sum_up_narrow)(&sums, part, left, also);
+    if (has_few(part))
+        NAME(sum_up_beside)(&sums, part, also);
     else
         NAME(sum_up)(&sums, part, also);
     add_sums(columns, &sums, part->channels, (double)(part->rows * part->width), again);
@@ -288,19 +277,17 @@ static void NAME(columns_of)(Columns columns, const Job *job, size_t first, size
                              const Also *also)
 {
     size_t inner = job->inner;
-    size_t together = inner < LANES ? CHUNK / LANES : inner < CHUNK ? CHUNK / inner : 1;
-    Part part = {.channels = channels, .stride = job->channels * job->apart, .apart = job->apart, .width = inner};
-    if (!IS_IN_PLACE && is_narrow(&part))
-        together = least(together, WIDE / (channels * inner < LANES ? LANES : channels * inner));
+    size_t together = inner < LANES ? divided_up(FEW_VALUES, inner) : inner < CHUNK ? CHUNK / inner : 1;
+    Part part = {.channels = channels, .stride = job->channels * job->apart, .apart = job->apart};
     for (int f = 0; f < WIDTH; f++)
-        for (size_t c = 0; c < channels; c++)
+        for (int c = 0; c < BESIDE; c++)
             columns[f][c] = EMPTY[f];
     for (size_t o = begin; o < end; o += together) {
         part.rows = least(end - o, together);
         for (size_t i = 0; i < inner; i += CHUNK) {
             part.width = least(inner - i, CHUNK);
             part.x = (const STORED *)job->x + o * part.stride + first * job->apart + i;
-            NAME(add_part)(columns, &part, part.stride - first * job->apart, also);
+            NAME(add_part)(columns, &part, also);
         }
     }
 }

@@ -30,7 +30,7 @@ channels, or 0; how the kernel of the slab's device reads such tensors; and the 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a table knows of one site over all steps; and, of this step, the arguments from `start` on.
+    """What a table knows of one site over all steps; and, of this step, the arguments from `has_rows` on.
 
     Args:
         site: the site.
@@ -71,8 +71,7 @@ class Slot:
         self.is_shared = not self.traits.of_parameter
 
     def forget(self) -> None:
-        """Drop what belongs to the step, so that another can begin."""
-        self.start = self.bins = -1
+        """Drop what belongs to the step, so that another can begin. Its rows stay its own."""
         self.has_rows = self.is_mixed = False
         self.dtype = self.own = None
 
@@ -105,23 +104,28 @@ class Slab:
 
     def __init__(self, device: torch.device, plan: Plan) -> None:
         self.device, self._plan = device, plan
-        self.kernel = _kernel_of(device)
+        self.kernel, self._is_cuda = _kernel_of(device), device.type == "cuda"
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it
             self.rows = torch.empty(512, WIDTH, dtype=torch.float64, device=device)
             self.bins = torch.zeros(0, BINS, dtype=torch.int64, device=device)
         self._used = self._used_bins = 0
+        self._placed: list[Slot] = []
+        self._is_wasted = False
+        """Whether rows belong to no site any longer, because its tensors have another number of channels now."""
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> None:
-        """Reserve rows for a site in this step, and bins if it counts them, unless it has them.
+        """Reserve rows for a site, and bins if it counts them, unless it has them.
 
-        If its next tensor has another number of channels than the first, its rows of channels mean nothing.
+        If a tensor has another number of channels than the first in a step, its rows of channels mean nothing.
         """
-        if slot.start < 0:
+        if slot.start < 0 or (slot.width != width and not slot.has_rows):
+            self._is_wasted |= slot.start >= 0
+            self._placed.append(slot)
             slot.start, slot.width = self._used, width
             self._used += 1 + channel_row_count(width)
             self.rows = _grown(self.rows, self._used)
-            if slot.has_bins:
+            if slot.has_bins and slot.bins < 0:
                 slot.bins, self._used_bins = self._used_bins, self._used_bins + 1
                 self.bins = _grown(self.bins, self._used_bins)
         elif slot.width != width:
@@ -133,7 +137,7 @@ class Slab:
         Raises:
             TypeError: a CUDA graph is being captured: what is launched would become a part of it.
         """
-        if self.device.type == "cuda":
+        if self._is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 raise TypeError("a CUDA graph is being captured, so its tensors have no values yet")
             stream = torch.cuda.current_stream(self.device)
@@ -147,7 +151,8 @@ class Slab:
 
         Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
         """
-        self.follow()
+        if self._is_cuda:
+            self.follow()
         job = form, values, minus, slot.start, not slot.has_rows, slot.bins
         if not self.kernel.measure_into(job, self.rows, self.bins):
             slot.is_mixed = True
@@ -173,9 +178,13 @@ class Slab:
         slot.has_rows = True
 
     def forget(self) -> None:
-        """Let the next step use all rows and bins: rows are overwritten, bins are added to."""
+        """Let the next step use all rows and bins: rows are overwritten, bins are added to. Sites keep theirs."""
         self.bins.zero_()
-        self._used = self._used_bins = 0
+        if self._is_wasted:
+            for slot in self._placed:
+                slot.start = -1
+            self._used, self._is_wasted = 0, False
+            self._placed.clear()
 
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]

@@ -87,7 +87,7 @@ class Table:
         """
         with self._lock:
             for site, tensor, minus in tensors:
-                self._observe(self._slot(site), tensor, minus)
+                self._observe(self._slots.get(site) or self._slot(site), tensor, minus)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -173,25 +173,29 @@ class Table:
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
+    # A look measures a thousand tensors: what they all go through calls little.
     def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None) -> None:
         if self.scale is not None and slot.traits.is_gradient:
             self._slabs[self._device].follow()  # which refuses to become a part of a CUDA graph
             slot.dtype = slot.dtype or tensor.dtype
             tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
-        key = _key_of(tensor, minus)
+        key, slab = _key_of(tensor, minus), slot.slab
         reader = slot.readers.get(key)
-        if reader is None or slot.slab is None:
+        if reader is None or slab is None:
             self._measure_anew(slot, tensor, minus, key)
             return
-        with_memory(tensor)
+        if not tensor.data_ptr():
+            with_memory(tensor)
         width, form, form_of_all = reader
-        slot.slab.place(slot, width)
-        self._note(slot, tensor)
-        slot.slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
-
-    def _note(self, slot: Slot, tensor: Tensor) -> None:
-        """Note the dtype of the first tensor in a step, and measure the user's statistics of each."""
+        if slot.start < 0 or slot.width != width:
+            slab.place(slot, width)
         slot.dtype = slot.dtype or tensor.dtype
+        if self._plan.own:
+            self._measure_own(slot, tensor)
+        slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
+
+    def _measure_own(self, slot: Slot, tensor: Tensor) -> None:
+        """Measure the user's statistics."""
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
             own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
@@ -215,7 +219,8 @@ class Table:
         if slot.has_bins is None:
             wants = self._plan.needs("bins") or self._histogram
             slot.has_bins = not slot.traits.moments_only and (wants(slot.site, part) if callable(wants) else wants)
-        self._note(slot, part)
+        slot.dtype = slot.dtype or part.dtype
+        self._measure_own(slot, part)
         is_sparse = part.layout is not torch.strided and not part.is_nested
         if not numbers.numel():
             if is_sparse and part.numel():

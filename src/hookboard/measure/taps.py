@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import (
     in_backward,
+    is_compiling_calls,
     modules_in,
     runs_compiled,
     sequence_number,
@@ -205,7 +206,7 @@ class _ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.before(self._roles, args, kwargs)
-        self._shielded_outside(self._show_inputs, args, kwargs)
+        (self._shielded_outside if is_compiling_calls() else self._shielded)(self._show_inputs, args, kwargs)
         return None
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
@@ -219,7 +220,7 @@ class _ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.after(self._roles, args, kwargs, output)
-        self._shielded_outside(self._show_outputs, args, output)
+        (self._shielded_outside if is_compiling_calls() else self._shielded)(self._show_outputs, args, output)
         return None
 
     def receive(self, role: Role, path: str, tensor: Tensor | None) -> None:
@@ -227,8 +228,7 @@ class _ModuleTap:
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor)
 
-    @unseen
-    def _shielded(self, show: Callable[..., object], *given: Any) -> None:
+    def _guarded(self, show: Callable[..., object], *given: Any) -> None:
         """Call `show(*given)`. An error gives a warning, and nothing is shown from then on.
 
         Does nothing while hookboard itself calls the model.
@@ -242,6 +242,7 @@ class _ModuleTap:
             self._is_off = True
             warn_switched_off(f"module {self._name!r}", error)
 
+    _shielded = unseen(_guarded)
     # Between two graphs torch.compile would compile this function, and all that it calls.
     _shielded_outside = torch.compiler.disable(_shielded)
 
@@ -308,7 +309,7 @@ class _ModuleTap:
         if observer is None:
             observer = self._taps.open_site(Site(self._name, role, path))
             if not self._taps.each_call and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
-                observer = functools.partial(self._shielded, observer)
+                observer = functools.partial(self._guarded, observer)
             self._observers[role, path] = observer
         return functools.partial(observer, number) if self._taps.each_call else observer
 
