@@ -263,7 +263,7 @@ def dtype_of(site: Site) -> torch.dtype:
 
 def merged(name: str, size: int) -> dict[str, Any]:
     pretend(size)
-    tally, (ranks, _) = Tally(), connected(torch.device("cpu"))
+    tally, (ranks, _) = Tally(), connected()
     model, monitor = Llama(SHAPES[name]), Monitor()
     table, shapes, looks = monitor.table(model, ranks), monitor.shapes(model), []
     for look in range(1 + 2 * LATER):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hookboard.health.look import NeedsHistogram
-from hookboard.measure.row import WIDTH
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
 from hookboard.model.layers import Layer
@@ -57,8 +56,13 @@ def test_two_ranks_with_the_same_values_have_each_twice(statistics, last):
     assert reading.channels == pytest.approx(alone.channels, nan_ok=True)
 
 
-def test_the_rows_are_sent_once_and_whether_a_site_is_new():
-    assert merged(torch.ones(3, 100), "mean")[1] == 8 * 101 * WIDTH + 8
+def test_only_columns_with_content_are_sent():
+    values, told = torch.ones(3, 100), 8 * 8  # that a site is new, which of the columns that are added up have content
+    always = ["count", "mean", "deviation", "min", "max"]
+    assert merged(values, "mean")[1] == 8 * 101 * len(always) + told
+    assert merged(values, "abs_mean")[1] == 8 * 101 * (len(always) + 1) + told
+    values[0, :3] = torch.tensor([0.0, math.nan, math.inf])
+    assert merged(values, "abs_mean")[1] == 8 * 101 * (len(always) + 4) + told
 
 
 def test_the_monitor_counts_histograms_only_where_a_rule_reads_them():

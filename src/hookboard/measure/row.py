@@ -33,7 +33,7 @@ EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 
 MAX_CHANNEL_ROWS = 1024
 """Maximum number of channels of a tensor that get a row; of more, every k-th does. All ranks send these rows at a look:
-53 MB of a model with 8 billion parameters (`benchmarks/ranks.py`)."""
+32 MB of a model with 8 billion parameters (`benchmarks/ranks.py`)."""
 
 
 class Moments(NamedTuple):
@@ -101,7 +101,10 @@ def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
     """
     count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
     ends = ranks.max(torch.cat([-rows[:, 8:9], rows[:, 9:]], 1))  # the minimum as the largest negative
-    sums = ranks.sum(torch.cat([count, count * mean, count * abs_mean, rows[:, 4:8]], 1))
+    sums = torch.cat([count, count * mean, count * abs_mean, rows[:, 4:8]], 1)
+    # Columns without content, as of NaN and infinities, are not sent: channels have many rows.
+    has_content = ranks.max(((sums != 0) & ~sums.isnan()).any(0).double()).bool()
+    sums[:, has_content] = ranks.sum(sums[:, has_content])
     at_least_one = sums[:, :1].clamp(min=1)
     means = sums[:, 1:3] / at_least_one
     squares = ranks.sum(count * (deviation.square() + (mean - means[:, :1]).square()))
