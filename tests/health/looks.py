@@ -57,13 +57,14 @@ def reading(name: str, role: Role, rows: Sequence[Sequence[float]]) -> Reading:
 def readings_of(made: Iterable[Reading]) -> Readings:
     """The table of readings in training."""
     made = list(made)
+    names = dict.fromkeys(name for one in made for name in one.statistics)
     return Readings(
         Places([one.site for one in made]),
         np.array([one.moments for one in made], dtype=np.float64).reshape(-1, len(FIELDS)),
         [one.channels for one in made],
         [one.dtype for one in made],
         [one.width for one in made],
-        [one.statistics for one in made],
+        {name: [one.statistics.get(name) for one in made] for name in names},
         [one.histogram for one in made],
         "train",
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from torch import nn
@@ -92,12 +92,18 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))
 
     def _finish(self, found: Readings) -> Readings:
-        sites, updates, statistics = found.places.sites, _values_of_updates(found), [*found.statistics]
-        for row, site in enumerate(sites):
-            if site.role == "parameter_update":
-                statistics[row] = {name: updates[name][row].item() for name in self._asked(UPDATES)}
+        sites, values = found.places.sites, _values_of_updates(found)
+        are_updates = [site.role == "parameter_update" for site in sites]
+
+        def only(column: Iterable[float | None], of_updates: bool) -> list[float | None]:
+            return [
+                value if is_update == of_updates else None for value, is_update in zip(column, are_updates, strict=True)
+            ]
+
+        columns = {name: only(column, False) for name, column in found.statistics.items()}
+        columns |= {name: only(values[name].tolist(), True) for name in self._asked(UPDATES)}
         is_kept = np.array([site.role != "parameter_before" for site in sites], bool)
-        return dataclasses.replace(found, statistics=statistics).where(is_kept)
+        return dataclasses.replace(found, statistics=columns).where(is_kept)
 
 
 def _values_of_updates(found: Readings) -> dict[str, np.ndarray]:

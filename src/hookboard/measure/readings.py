@@ -83,6 +83,7 @@ class Places:
         """The row of each module or parameter in a role; of several tensors the first."""
         for site, row in self.row.items():
             self.first.setdefault((site.name, site.role), row)
+        self._tags: dict[tuple[str, Stage], list[str]] = {}
         self.subset: tuple[list[int], Places] | None = None
         """The rows that `Readings.where` has selected last, and their places."""
 
@@ -93,6 +94,12 @@ class Places:
     def names(self, role: Role) -> list[str]:
         """Return the name of each module or parameter in a role, in the order of the rows."""
         return [name for name, its in self.first if its == role]
+
+    def tags(self, statistic: str, stage: Stage) -> list[str]:
+        """Return the tag of a statistic for each row; they are made once."""
+        if (statistic, stage) not in self._tags:
+            self._tags[statistic, stage] = [site.scalar_tag(statistic, stage) for site in self.sites]
+        return self._tags[statistic, stage]
 
     def rows(self, role: Role, names: Iterable[str]) -> np.ndarray:
         """Return the first row of each named module or parameter in a role, -1 where there is none, as integers."""
@@ -112,7 +119,7 @@ class Readings(Mapping[Site, Reading]):
         channels: the rows of the channels of each site, see `Reading.channels`.
         dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
         widths: how many channels each site has, see `Reading.width`.
-        statistics: the statistics of each site by name.
+        statistics: name of a statistic to its value for each site; None where the site has none.
         histograms: the histogram of each site; None where there is none.
         stage: the stage of all readings.
         flags: the numbers that came with the flush: the largest that any rank reported of each.
@@ -125,7 +132,7 @@ class Readings(Mapping[Site, Reading]):
     channels: Sequence[np.ndarray | None]
     dtypes: Sequence[torch.dtype | None]
     widths: Sequence[int]
-    statistics: Sequence[dict[str, float]]
+    statistics: Mapping[str, Sequence[float | None]]
     histograms: Sequence[Histogram | None]
     stage: Stage
     flags: Sequence[float] = ()
@@ -137,7 +144,8 @@ class Readings(Mapping[Site, Reading]):
         """Return the reading of a row."""
         if row not in self._made:
             site, moments = self.places.sites[row], Moments(*self.rows[row].tolist())
-            statistics = self.statistics[row]
+            columns = self.statistics.items()
+            statistics = {name: value for name, column in columns if (value := column[row]) is not None}
             more = self.channels[row], self.dtypes[row], self.widths[row]
             overflowed = self.overflowed and ROLES[site.role].is_gradient
             self._made[row] = Reading(site, moments, statistics, self.histograms[row], self.stage, overflowed, *more)
@@ -146,8 +154,9 @@ class Readings(Mapping[Site, Reading]):
     def scalars(self) -> dict[str, float]:
         """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""
         found = dict[str, float]()
-        for site, statistics in zip(self.places.sites, self.statistics, strict=True):
-            found.update(zip(site.scalar_tags(statistics, self.stage), statistics.values(), strict=True))
+        for name, column in self.statistics.items():
+            tags = self.places.tags(name, self.stage)
+            found.update({tag: value for tag, value in zip(tags, column, strict=True) if value is not None})
         return found
 
     def with_histogram(self) -> dict[str, Reading]:
@@ -160,13 +169,17 @@ class Readings(Mapping[Site, Reading]):
 
         `nonfinite_count` is added, how many values are NaN or infinite.
         """
-        statistics, histograms = [*self.statistics], [*self.histograms]
-        for row, site in enumerate(self.places.sites):
-            if ROLES[site.role].is_gradient:
-                kept = {**statistics[row], "nonfinite_count": self.rows[row, NONFINITE].sum().item()}
-                statistics[row] = {name: kept[name] if name.endswith("_count") else math.nan for name in kept}
-                histograms[row] = None
-        return replace(self, statistics=statistics, histograms=histograms, overflowed=True)
+        of_gradients = [ROLES[site.role].is_gradient for site in self.places.sites]
+        counts = self.rows[:, NONFINITE].sum(1).tolist()
+        statistics: dict[str, Sequence[float | None]] = {"nonfinite_count": [None] * len(self)}
+        for name, column in {**statistics, **self.statistics}.items():
+            marks = counts if name == "nonfinite_count" else [math.nan] * len(self)
+            statistics[name] = [
+                mark if is_one and (value is not None or marks is counts) else value
+                for value, mark, is_one in zip(column, marks, of_gradients, strict=True)
+            ]
+        kept = [None if is_one else each for each, is_one in zip(self.histograms, of_gradients, strict=True)]
+        return replace(self, statistics=statistics, histograms=kept, overflowed=True)
 
     def where(self, is_kept: np.ndarray) -> "Readings":
         """Return the readings of some of the sites: those where `is_kept`, shape (sites,), is true."""
@@ -176,8 +189,9 @@ class Readings(Mapping[Site, Reading]):
         subset = self.places.subset
         if subset is None or subset[0] != kept:
             subset = self.places.subset = kept, Places([self.places.sites[row] for row in kept])
-        lists = ("channels", "dtypes", "widths", "statistics", "histograms")
+        lists = ("channels", "dtypes", "widths", "histograms")
         columns: dict[str, Any] = {name: [getattr(self, name)[row] for row in kept] for name in lists}
+        columns["statistics"] = {name: [column[row] for row in kept] for name, column in self.statistics.items()}
         return replace(self, places=subset[1], rows=self.rows[kept], **columns)
 
     def __getitem__(self, site: Site) -> Reading:

@@ -41,6 +41,7 @@ class Slot:
         readers: how its tensors are read, by what decides that.
         slab: where its rows are; None before its first tensor.
         start: the first of its rows there: its own, which those of its channels follow; -1 before a tensor with values.
+        end: the row behind the last of them.
         bins: the row of its bins; -1 without bins.
         width: the number of channels, with or without a row.
         has_rows: whether its rows hold something.
@@ -59,6 +60,7 @@ class Slot:
     readers: dict[object, Reader] = field(default_factory=dict)
     slab: "Slab | None" = None
     start: int = -1
+    end: int = 0
     bins: int = -1
     width: int = 0
     has_rows: bool = False
@@ -123,7 +125,7 @@ class Slab:
             self._is_wasted |= slot.start >= 0
             self._placed.append(slot)
             slot.start, slot.width = self._used, width
-            self._used += 1 + channel_row_count(width)
+            slot.end = self._used = self._used + 1 + channel_row_count(width)
             self.rows = _grown(self.rows, self._used)
             if slot.has_bins and slot.bins < 0:
                 slot.bins, self._used_bins = self._used_bins, self._used_bins + 1
@@ -195,7 +197,8 @@ class Slab:
         """
         self.follow()
         noted = [
-            (slot, slot.start, slot.bins, slot.own is not None, slot.dtype, slot.width, slot.is_mixed) for slot in slots
+            (slot, slot.start, 0 if slot.is_mixed else slot.end, slot.bins, slot.own is None, slot.dtype, slot.width)
+            for slot in slots
         ]
         owns = [slot.own for slot in slots if slot.own is not None]
         blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
@@ -207,10 +210,9 @@ class Slab:
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
             found, each_own, neutral = list[Measured](), iter(own_numbers), np.array(self._plan.neutral)
-            for slot, start, bins_at, has_own, dtype, width, is_mixed in noted:
-                own = next(each_own) if has_own else neutral
-                has_channels = width and not is_mixed
-                channels = rows[start + 1 :][: channel_row_count(width)] if has_channels else None
+            for slot, start, end, bins_at, has_none, dtype, width in noted:
+                own = neutral if has_none else next(each_own)
+                channels = rows[start + 1 : end] if end > start + 1 else None
                 counts = bins[bins_at] if bins_at >= 0 else None
                 found.append(Measured(slot, rows[start], own, channels, counts, dtype, width))
             return found, [each.tolist() for each in rest]

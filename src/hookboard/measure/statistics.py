@@ -162,8 +162,8 @@ class Plan:
         bins: Sequence[np.ndarray | None],
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
-    ) -> list[dict[str, float]]:
-        """Compute all statistics of the plan for many sites at once, and return those that each site has.
+    ) -> dict[str, list[float | None]]:
+        """Compute all statistics of the plan for many sites at once, by name; None for a site that has none.
 
         Args:
             rows: the merged moments of each site, shape (sites, WIDTH).
@@ -172,7 +172,7 @@ class Plan:
             channels: the rows of each site's channels; None where there are none.
             dtypes: the dtype of each site's tensors.
         """
-        moments, elements, columns = Moments(*rows.T), elements_in(rows), dict[str, list[Any]]()
+        moments, elements, columns = Moments(*rows.T), elements_in(rows), dict[str, list[float | None]]()
         merged: list[MergedSite] = []
         if any(name in DERIVED for name in self.names):
             merged = [*map(MergedSite, (Moments(*row) for row in rows.tolist()), bins, channels, dtypes)]
@@ -183,10 +183,7 @@ class Plan:
             for statistic, column in zip(self.own, own.T, strict=True):
                 column = column / elements if statistic.merge == "mean" else column
                 columns[statistic.name] = np.where(elements > 0, column, math.nan).tolist()
-        return [
-            {name: column[row] for name, column in columns.items() if column[row] is not None}
-            for row in range(len(rows))
-        ]
+        return columns
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:

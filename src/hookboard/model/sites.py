@@ -1,7 +1,6 @@
 """Sites (the tensor slots that are watched), their roles, and their tags."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -86,16 +85,7 @@ class Site:
         >>> Site("head", "output").scalar_tag("std", "validate")
         'validate_activation_std/head'
         """
-        return self.scalar_tags([statistic], stage)[0]
-
-    def scalar_tags(self, statistics: Iterable[str], stage: Stage = "train") -> list[str]:
-        """Return the tags of several statistics, in their order.
-
-        >>> Site("head", "output").scalar_tags(["mean", "std"])
-        ['activation_mean/head', 'activation_std/head']
-        """
-        kind, path = f"{_prefix(stage)}{ROLES[self.role].kind}", self.path
-        return [f"{kind}_{statistic}/{path}" for statistic in statistics]
+        return f"{_prefix(stage)}{ROLES[self.role].kind}_{statistic}/{self.path}"
 
     def histogram_tag(self, stage: Stage = "train") -> str:
         """Return the tag of the histogram.
