@@ -49,21 +49,21 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 1797,
+    "callbacks": 1780,
     "loops": 749,
     "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
     "comparing": 861,
     "capturing": 667,
-    "tracing": 4639,
-    "health": 2192,
+    "tracing": 4622,
+    "health": 2190,
     "health/rules": 2689,
     "writers": 319,
     "measure": 1971,
     "images": 606,
-    "model": 585,
-    "base": 651,
+    "model": 582,
+    "base": 650,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""
