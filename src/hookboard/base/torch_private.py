@@ -6,7 +6,7 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from itertools import chain, starmap
 from typing import Any, ParamSpec, TypeVar
@@ -326,9 +326,11 @@ def unseen(run: Callable[P, T]) -> Callable[P, T]:
 def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
     """Call a function as `unseen` makes it."""
     # Torch's context takes its time, and hardly anyone has a mode.
-    dispatching = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-    with torch._C.DisableTorchFunction(), dispatching:
-        return run(*args, **named)
+    with torch._C.DisableTorchFunction():
+        if not torch._C._len_torch_dispatch_stack():
+            return run(*args, **named)
+        with _disable_current_modes():
+            return run(*args, **named)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:

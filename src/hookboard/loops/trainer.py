@@ -46,7 +46,8 @@ def _calls(method: str, *first: object, passes: int = 0) -> Any:
     """Make a hook of Lightning that calls a method of the `Loop`, with `first` and so many of the hook's arguments."""
 
     def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any, **named: Any) -> None:
-        getattr(self, method)(*first, *given[:passes])
+        if self.in_batch or method != "tell":  # what happens in a batch is told to nobody in most steps
+            getattr(self, method)(*first, *given[:passes])
 
     return hook
 
