@@ -80,7 +80,8 @@ class BuildFor(build_ext):
 def options_of(compiler: str) -> tuple[list[str], list[str]]:
     """The options to compile and to link with.
 
-    Python asks its compilers for debug information, which would be two thirds of the wheel.
+    Python asks its compilers for debug information, which would be two thirds of the wheel. A root that may set `errno`
+    is not vectorized.
     """
     if compiler == "msvc":  # setuptools optimizes for speed there, and leaves debug information out
         return [], []

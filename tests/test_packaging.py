@@ -388,7 +388,7 @@ def test_each_python_that_is_named_is_allowed():
 @pytest.mark.parametrize("kind", ["unix", "mingw32"])
 def test_a_compiler_like_gcc_optimizes_and_leaves_debug_information_out(kind, monkeypatch):
     options_of = set_up(monkeypatch)[0]["options_of"]
-    assert options_of(kind)[0] == ["-O3", "-g0"]
+    assert options_of(kind)[0] == ["-O3", "-g0", "-fno-math-errno"]
 
 
 def test_the_compiler_of_microsoft_gets_no_option_that_it_does_not_know(monkeypatch):

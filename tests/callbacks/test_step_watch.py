@@ -38,6 +38,6 @@ def test_an_error_in_one_part_is_one_warning_and_ends_no_loop(monkeypatch, watch
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr(watcher, method, broken)
-    with pytest.warns(UserWarning, match="HealthMonitor in train is switched off.*ours") as said:
+    with pytest.warns(UserWarning, match="HealthMonitor is switched off.*ours") as said:
         verdicts_of_a_faulty_loop()
     assert len(said) == 1

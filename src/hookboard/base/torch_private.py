@@ -327,10 +327,15 @@ def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
     """Call a function as `unseen` makes it."""
     # Torch's context takes its time, and hardly anyone has a mode.
     with torch._C.DisableTorchFunction():
-        if not torch._C._len_torch_dispatch_stack():
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes():
+                return run(*args, **named)
+        try:
             return run(*args, **named)
-        with _disable_current_modes():
-            return run(*args, **named)
+        except BaseException:
+            while torch._C._len_torch_dispatch_stack():  # what Ctrl-C has left of the function's own
+                torch._C._pop_torch_dispatch_stack(None)
+            raise
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
