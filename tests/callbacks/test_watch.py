@@ -522,3 +522,18 @@ def test_the_users_own_step_of_a_scaler_is_called_and_stays():
     parameters_of_both(net, torch.optim.SGD(net.parameters(), 0.1), scaler)
     assert len(calls) == 3
     assert scaler.step is own
+
+
+def test_a_backward_pass_of_several_scaled_losses_is_unscaled():
+    net, logger = mlp(), GradientLogger("*", roles="grad_output", every_n_steps=1, statistics="abs_max")
+    scaler, arrived = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    logger.needs_logger = False
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with watch(net, optimizer, logger, scaler=scaler) as run, run.step():
+        output = net(batches(4)[0])
+        output.register_hook(arrived.append)
+        torch.autograd.backward([scaler.scale(output.square().mean()), scaler.scale(output.abs().mean())])
+        scaler.step(optimizer)
+        scaler.update()
+    *_, last = logger.readings
+    assert last.statistics["abs_max"] == pytest.approx(arrived[0].abs().max().item() / 1024.0)

@@ -430,12 +430,16 @@ class HealthMonitor(SiteLogger[HealthState]):
         # A callback may swap in other weights after this, as an average of them.
         state.as_begun = values_of_a_weight(state.weights)
 
-    def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
+    def _before_backward(self, loop: Loop, state: HealthState, loss: Tensor | None) -> None:
+        if state.is_due:
+            super()._before_backward(loop, state, loss)
+        if state.stale is not None:
+            state.stale.before_backward()
+        if loss is None:
+            return
         box = state.box
         if state.is_reading and state.live is not None:
             state.live.before_backward(loss)
-        if state.stale is not None:
-            state.stale.before_backward()
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if box is not None:
@@ -449,8 +453,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.losses.note_rows(worst_rows_of(loss, row_counts_of(state.batch), excess))
             if math.isfinite(value):
                 recent.append(value)
-        if state.is_due:
-            super()._before_backward(loop, state, loss)
 
     def _after_backward(self, loop: Loop, state: HealthState) -> None:
         if state.is_reading and state.live is not None:

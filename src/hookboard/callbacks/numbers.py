@@ -169,7 +169,7 @@ class SiteLogger(HookboardCallback[V]):
         state.until_batch_end.callback(state.end_step)
         state.begin_step()
 
-    def _before_backward(self, loop: Loop, state: V, loss: Tensor) -> None:
+    def _before_backward(self, loop: Loop, state: V, loss: Tensor | None) -> None:
         """Set the loss scale by which the table divides the gradients of this backward pass."""
         if state.loss_scale is not None:
             state.table.scale = state.loss_scale.in_force()

@@ -164,12 +164,11 @@ class BareLoop(Loop):
                 until_end.callback(optimizer.register_step_pre_hook(hears).remove)
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
-        """Run a backward pass, and tell the members before and after it, if it is that of one loss."""
-        is_told = self.stage == "train" and len(losses) == 1
-        if is_told:
-            self.tell("_before_backward", *losses)
+        """Run a backward pass, and tell the members before and after it; the loss if it is that of one alone."""
+        if self.stage == "train":
+            self.tell("_before_backward", losses[0] if len(losses) == 1 else None)
         backward()
-        if is_told:
+        if self.stage == "train":
             self.tell("_after_backward")
 
     def stop(self) -> None:

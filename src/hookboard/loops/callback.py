@@ -188,13 +188,14 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     def _begin_batch(self, loop: Loop, state: W, batch: Any, batch_idx: int) -> None:
         """Called before a batch that is measured; it registers the removal of its hooks in `state.until_batch_end`."""
 
-    def _before_backward(self, loop: Loop, state: W, loss: Tensor) -> None:
+    def _before_backward(self, loop: Loop, state: W, loss: Tensor | None) -> None:
         """Called before each backward pass of a measured training batch.
 
         Args:
             loop: the loop.
             state: the state of the training stage.
-            loss: the tensor that the backward pass starts from; with a GradScaler, multiplied by its scale.
+            loss: the tensor that the backward pass starts from; with a GradScaler, multiplied by its scale. None where
+                it starts from several.
         """
 
     def _after_backward(self, loop: Loop, state: W) -> None:
