@@ -86,7 +86,7 @@ def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts
     weights = {name: one for name, one in weights_of(modules).items() if not is_lazy(one)}  # without a shape
     layers, defined = layers_of(modules, weights), ["", *dict(named_submodules(model))]
     facts = {}
-    for name in dict.fromkeys([*filter(modules.__contains__, defined), *modules]):
+    for name in [one for one in dict.fromkeys([*defined, *modules]) if one in layers]:
         shapes, trainable = layers[name].shapes, layers[name].trainable
         frozen = tuple(weight for weight in shapes if weight not in trainable)
         facts[name] = LayerFacts(name, _types_of(modules[name]), None, shapes, frozen)

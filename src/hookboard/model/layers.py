@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import parameters_in
 from hookboard.model.layouts import shape_of
+from hookboard.model.selection import PARAMETRIZATIONS
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 
 Activation = Literal["rectifier", "bounded", "smooth"]
@@ -162,9 +163,11 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Paramet
     """
     owned: dict[str, list[str]] = {}
     for name in weights:
-        owned.setdefault(name.rpartition(".")[0], []).append(name)
+        owned.setdefault(_user_of(name), []).append(name)
     layers = {}
     for name, module in modules.items():
+        if PARAMETRIZATIONS in name.split("."):
+            continue
         names = tuple(owned.get(name, ()))
         shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight])) is not None}
         trainable = frozenset(one for one in names if weights[one].requires_grad)
@@ -172,6 +175,12 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Paramet
         traits = kind_of(module), names, trainable, shapes, _has_modes(module), is_computed
         layers[name] = Layer(name, type(module).__name__, *traits)
     return layers
+
+
+def _user_of(weight: str) -> str:
+    """Return the layer that uses a weight: its owner, or the one for which a parametrization computes with it."""
+    parts = weight.split(".")[:-1]
+    return ".".join(parts[: parts.index(PARAMETRIZATIONS)] if PARAMETRIZATIONS in parts else parts)
 
 
 def _has_modes(module: nn.Module) -> bool:

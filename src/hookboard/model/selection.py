@@ -89,7 +89,8 @@ def select(
 def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
     """Return True for the `out_proj` of an `nn.MultiheadAttention`, which uses its weights and never calls it.
 
-    It has no output to measure, so it is selected by a pattern only.
+    It has no output to measure, so it is selected by a pattern only; so is what is in a parametrization, which returns
+    a weight.
 
     Args:
         name: the name of the module.
@@ -98,6 +99,8 @@ def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
     >>> is_read_by_parent("out_proj", {"": nn.MultiheadAttention(4, 2)})
     True
     """
+    if PARAMETRIZATIONS in name.split("."):
+        return True
     above, _, own = name.rpartition(".")
     parent = modules.get(above) if own == "out_proj" else None
     return isinstance(parent, nn.MultiheadAttention) and type(parent).forward is nn.MultiheadAttention.forward
