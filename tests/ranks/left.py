@@ -105,7 +105,7 @@ def main(folder, case):
     torch.set_num_threads(1)
     # At each batch rank 0 tells the others whether it has been asked to end.
     TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
-    ranks.ANSWER_TIMEOUT = timedelta(seconds=PATIENCE if case == "stuck" else 60.0)
+    ranks.TIMEOUT = timedelta(seconds=PATIENCE if case == "stuck" else 60.0)
     monitor, clock = HealthMonitor(every_n_steps=EVERY, window=1), Clock()
     activations = ActivationLogger(every_n_steps=EVERY)
     asks = Asks(activations)

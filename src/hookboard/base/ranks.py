@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hookboard.base.torch_private import set_timeout, waited
+from hookboard.base.torch_private import waited
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
-"""How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a
-checkpoint is late."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others, one of which may be saving a checkpoint: as long as NCCL does by default."""
 
 _HAS_LEFT = "another rank has stopped measuring or has exited"
 _ARE_APART = "the ranks are no longer at the same point of the run"
@@ -58,10 +57,7 @@ class Ranks:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
-        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
-        assert isinstance(group, dist.ProcessGroup)
-        set_timeout(ANSWER_TIMEOUT, group)
-        self._group: dist.ProcessGroup | None = group
+        self._group: Any = dist.new_group(timeout=TIMEOUT, backend=backend)
 
     @contextmanager
     def at(self, point: str) -> Iterator[None]:
@@ -119,7 +115,7 @@ class Ranks:
             collective(*given, group=self._group)
         except RuntimeError as error:
             is_late = "imed out" in str(error)  # with a small or a capital t
-            late = f"another rank has not answered for {ANSWER_TIMEOUT}"
+            late = f"another rank has not answered for {TIMEOUT}"
             raise RanksLostError(late if is_late else _HAS_LEFT) from error
 
     def leave(self) -> None:

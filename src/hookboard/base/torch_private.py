@@ -7,12 +7,10 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import timedelta
 from itertools import chain, starmap
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import OptimizedModule, eval_frame
@@ -206,12 +204,6 @@ def remove_step_hooks(*hooks: Callable[..., object]) -> None:
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
-
-
-def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
-    """Set the time after which a collective of a process group raises an error."""
-    public = getattr(dist, "set_timeout", None)  # older versions of torch have only the other
-    (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def waiting_ddp() -> DistributedDataParallel | None:
