@@ -57,7 +57,13 @@ class Ranks:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
-        self._group: Any = dist.new_group(timeout=TIMEOUT, backend=backend)
+        try:
+            self._group: Any = dist.new_group(timeout=TIMEOUT, backend=backend)
+        except Exception as error:
+            raise RuntimeError(
+                "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
+                f"interface that they share, or pass sync_dist=False ({error})"
+            ) from error
 
     @contextmanager
     def at(self, point: str) -> Iterator[None]:
@@ -137,20 +143,6 @@ class Ranks:
         if group is not None:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
                 dist.destroy_process_group(group)
-
-
-def connected() -> tuple[Ranks | None, str]:
-    """Connect the ranks, and return them and ""; None and the reason if that fails. Every rank must call this.
-
-    If it fails on some ranks alone, the first exchange of the others raises a `RanksLostError`.
-    """
-    try:
-        return Ranks(), ""
-    except Exception as error:
-        return None, (
-            "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
-            f"interface that they share, or pass sync_dist=False ({type(error).__name__}: {error})"
-        )
 
 
 def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:

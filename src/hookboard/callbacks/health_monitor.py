@@ -28,8 +28,8 @@ from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_o
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS
+from hookboard.loops.callback import Selection, is_due
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, is_due
 from hookboard.measure.card import measuring_device
 from hookboard.measure.memory import is_plain
 from hookboard.measure.table import Table

@@ -59,13 +59,7 @@ SATURATED_SHARE = 0.97
 2.1, where it passes 6 % of the gradient (Karpathy).
 """
 
-RANGES = {
-    "Tanh": (-1.0, 1.0),
-    "Sigmoid": (0.0, 1.0),
-    "Hardtanh": (-1.0, 1.0),
-    "Hardsigmoid": (0.0, 1.0),
-    "Softsign": (-1.0, 1.0),
-}
+RANGES = {"Tanh": (-1, 1), "Sigmoid": (0, 1), "Hardtanh": (-1, 1), "Hardsigmoid": (0, 1), "Softsign": (-1, 1)}
 """The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 
