@@ -74,7 +74,8 @@ class Ranks:
         """
         try:
             number = zlib.crc32(point.encode())
-            has_left, highest, lowest = self._largest(0, number, -number)
+            told = torch.tensor([0, number, -number], dtype=torch.float64, device="cpu")  # 1 at first: see `leave`
+            has_left, highest, lowest = self.max(told).tolist()
             if has_left or highest != -lowest:
                 raise RanksLostError(_HAS_LEFT if has_left else _ARE_APART)
             yield
@@ -99,14 +100,6 @@ class Ranks:
     def union(self, mine: Iterable[T]) -> list[T]:
         """Return the items of all ranks, each once, in the same order on every rank."""
         return list(dict.fromkeys(item for items in self.gather(list(mine)) for item in items))
-
-    def is_any(self, mine: bool) -> bool:
-        """Return True if `mine` is True on any rank."""
-        return bool(self._largest(mine)[0])
-
-    def _largest(self, *numbers: float) -> list[float]:
-        found: list[float] = self.max(torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
-        return found
 
     def _combined(self, numbers: Tensor, how: Any) -> Tensor:
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it

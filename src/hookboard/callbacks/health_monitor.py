@@ -606,7 +606,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         asked = {self.stop_on} if isinstance(self.stop_on, str) else {*self.stop_on}
         alarms = [] if state.reporter is None else state.reporter.said
         guilty = next((alarm for alarm in alarms if {"alarm", alarm.rule} & asked), None)
-        if self._ranks.is_any(guilty is not None) if self._ranks is not None else guilty is not None:
+        if any([guilty is not None] if self._ranks is None else self._ranks.gather(guilty is not None)):
             loop.stop()
             state.is_ending = True
             if guilty is not None:

@@ -72,7 +72,7 @@ def are_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bo
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
-@dataclass(kw_only=True)
+@dataclass
 class StageState:
     """The state of a callback in one stage of a run.
 
@@ -325,9 +325,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """
         if self._loop is not None and self._loop is not loop:
             if self._loop.is_running:
-                raise ValueError(
-                    f"{self._name} still takes part in the run of another Trainer. Create a callback for each Trainer."
-                )
+                raise ValueError(f"{self._name} takes part in the run of another Trainer. Create one for each.")
             self._loop.leave(self)  # a run that was given up
         try:
             self._end_all()
@@ -471,9 +469,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         for stage in stages:
             if stage in running:
                 loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
-                state = self.state_class(
-                    stage=stage, every_n_steps=every_n_steps, loggers=loggers, selection=selection, layout=layout
-                )
+                state = self.state_class(stage, every_n_steps, loggers, selection, layout)
                 self.hear(state, self._open_stage, loop, state)
                 if state.has_fault:
                     break
