@@ -177,7 +177,7 @@ def test_a_validation_of_another_trainer_within_a_run_is_an_error_too():
         def on_train_batch_end(self, trainer_, pl_module, *args):
             trainer(None, shared, limit_val_batches=1).validate(Toy(mlp()), loader(batches(9)), verbose=False)
 
-    with pytest.raises(ValueError, match="Create a callback for each Trainer"):
+    with pytest.raises(ValueError, match="Create one for each"):
         fit(None, Toy(mlp()), batches(4, 4), shared, Validates())
 
 
