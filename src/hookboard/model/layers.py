@@ -256,10 +256,8 @@ class ChannelDims:
         if site.role == "input" and not site.name:  # the batch, whose integers are tokens
             features = 2 if tensor.dim() == 3 else 1  # of a sequence, of all others
             return features if tensor.dim() >= 2 and tensor.dtype.is_floating_point else None
-        if site.role in OF_PARTS:
-            return 0
-        if site.role in ("parameter", "parameter_grad"):
-            return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
+        if site.role in OF_PARTS or (site.role in ("parameter", "parameter_grad") and tensor.dim() >= 2):
+            return 0  # the part, or the unit whose weights these are
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
         layer, key = self._layers.get(site.name), (site.name, tensor.dim())
