@@ -62,8 +62,8 @@ BUDGETS = {
     "writers": 319,
     "measure": 1971,
     "images": 606,
-    "model": 547,
-    "base": 608,
+    "model": 542,
+    "base": 617,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

@@ -5,7 +5,6 @@ import dis
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
@@ -16,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.base.either_lightning import PACKAGES
+from hookboard.base.messages import silent
 from hookboard.health.rule import Finding, Rule
 
 MAX_RATES = 2000
@@ -236,6 +236,5 @@ def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> I
             yield max(float(group["lr"]) for group in stand_in.param_groups)
             spare.step()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with silent():
         yield from islice(rates(), 0, None, every)
