@@ -50,7 +50,7 @@ ASKS_A_TRAINER = {
 BUDGETS = {
     "": 97,
     "callbacks": 1780,
-    "loops": 749,
+    "loops": 735,
     "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
@@ -62,8 +62,8 @@ BUDGETS = {
     "writers": 319,
     "measure": 1971,
     "images": 606,
-    "model": 582,
-    "base": 650,
+    "model": 542,
+    "base": 617,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""

@@ -28,7 +28,7 @@ def test_what_is_called_otherwise_or_elsewhere_is_named(given, meant):
 
 
 def test_of_many_names_none_is_listed_where_one_is_meant_and_few_where_none_is():
-    assert str(messages.unknown("rule", "dead", RULES)) == "unknown rule 'dead'; did you mean 'dead_units'?"
+    assert str(messages.unknown("rule", "dead_unit", RULES)) == "unknown rule 'dead_unit'; did you mean 'dead_units'?"
     assert str(messages.unknown("rule", "alarms", RULES)).count(", ") == 11
 
 

@@ -179,6 +179,7 @@ class ReadsTripled(nn.Module):
         return self.head(x).x
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing to measure")
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_a_dataclass_that_changes_what_it_is_given_is_made_once(tmp_path, fullgraph):
     weights = []

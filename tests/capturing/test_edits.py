@@ -199,7 +199,7 @@ def test_a_rule_that_does_not_return_a_tensor_like_its_own_is_an_error(rule, rol
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
-        (Edit(Zero(), "3"), ValueError, "'3' matches no module"),
+        (Edit(Zero(), "3"), ValueError, "unknown module '3'"),
         (
             Edit(Zero(), "1", role="grad_input"),
             ValueError,

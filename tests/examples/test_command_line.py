@@ -94,7 +94,7 @@ def test_a_typo_in_a_pattern_fails_with_the_closest_names(fit, tmp_path):
     (tmp_path / "typo.yaml").write_text(config)
     done = fit("digits", tmp_path, config=tmp_path / "typo.yaml")
     assert done.returncode != 0
-    assert "the pattern 'stem.cnv' matches no module; the closest are 'stem.conv'" in done.stderr
+    assert "modules: unknown module 'stem.cnv'; did you mean 'stem.conv'" in done.stderr
     assert "Epoch" not in done.stdout
 
 

@@ -102,7 +102,6 @@ def test_a_batch_norm_that_rectifies_is_not_held_against_the_statistics_of_the_b
         ("MyLeakyReLU", "smooth"),
         ("ReLUSquaredActivation", "rectifier"),
         ("Relu", "rectifier"),
-        ("Tanh", "bounded"),
         ("Rotary", "other"),
         ("Model", "other"),
     ],

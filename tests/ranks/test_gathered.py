@@ -32,11 +32,12 @@ def test_objects_go_by_way_of_the_device_that_the_rank_trains_on(monkeypatch, al
     assert used == [torch.device("cuda", 3), None]
 
 
-def test_ranks_that_cannot_connect_say_why(monkeypatch):
-    def broken():
+def test_ranks_that_cannot_connect_say_why(monkeypatch, alone):
+    def broken(**options):
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(ranks, "Ranks", broken)
-    found, why = ranks.connected()
-    assert found is None
-    assert "broken on purpose" in why
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(dist, "new_group", broken)
+    with pytest.raises(RuntimeError, match=r"could not connect .* GLOO_SOCKET_IFNAME .*broken on purpose"):
+        ranks.Ranks()

@@ -83,8 +83,7 @@ def check_text(**given: object) -> None:
 
 def check_identifier(option: str, given: object) -> None:
     """Check a name that becomes part of tags: letters, digits and underscores."""
-    valid = "a name made of letters, digits and underscores, such as 'near_zero'"
-    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), valid)
+    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), "a name such as 'near_zero'")
 
 
 def check_function(option: str, given: object, valid: str) -> None:

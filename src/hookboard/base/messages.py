@@ -2,12 +2,11 @@
 
 import difflib
 import logging
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,9 +17,6 @@ T = TypeVar("T")
 MAX_LISTED = 12
 MAX_QUOTED_CHARS = 120
 """Maximum number of characters that are quoted of what a user has given."""
-
-MIN_PART_CHARS = 3
-"""Minimum length of a part of a name by which `closest` finds it."""
 
 
 PREFIX = "hookboard: "
@@ -54,15 +50,14 @@ def warn(text: str) -> None:
 
 
 @contextmanager
-def silent(text: str = "") -> Iterator[None]:
-    """Ignore warnings with this text, a regular expression; others come once, which `catch_warnings` would undo."""
-    here = ("ignore", re.compile(text), Warning, None, 0)
+def silent() -> Iterator[None]:
+    """Ignore all warnings; others still come once, which `catch_warnings` would undo."""
+    here = ("ignore", None, Warning, None, 0)
     warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
     try:
         yield
     finally:
-        with suppress(ValueError):  # others may have taken it away
-            warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
+        warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
 
 
 def rank_zero_warn(text: str) -> None:
@@ -98,8 +93,7 @@ def warn_switched_off(what: str, error: Exception) -> None:
 def closest(given: str, valid: Iterable[str]) -> list[str]:
     """Return up to three of the valid names that resemble `given`, best first; [] if none does.
 
-    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`; last come names that
-    contain `given`. Stars of patterns are left out.
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Stars are left out.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
@@ -108,8 +102,7 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     tails = {name: name.rpartition(".")[2] for name in valid}
     near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
     by_tail = [name for name in tails if tails[name] in near]
-    by_part = [name for name in tails if len(given) >= MIN_PART_CHARS and given in name]
-    return list(dict.fromkeys([*difflib.get_close_matches(given, tails), *by_tail, *by_part]))[:3]
+    return list(dict.fromkeys([*difflib.get_close_matches(given, tails), *by_tail]))[:3]
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
@@ -130,13 +123,11 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
 def quoted(given: object) -> str:
     """Return the `repr` of what a user has given, in one line of limited length.
 
-    >>> quoted("a" * 1000)
-    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ... aaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    >>> quoted("a" * 1000)[-9:]
+    'aaaaa ...'
     """
     text = " ".join(repr(given).split())
-    if len(text) <= MAX_QUOTED_CHARS:
-        return text
-    return f"{text[: MAX_QUOTED_CHARS // 2]} ... {text[-MAX_QUOTED_CHARS // 4 :]}"
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]} ..."
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:

@@ -58,10 +58,14 @@ class Ranks:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
-        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
-        assert isinstance(group, dist.ProcessGroup)
-        set_timeout(ANSWER_TIMEOUT, group)
-        self._group: dist.ProcessGroup | None = group
+        try:
+            self._group: Any = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
+            set_timeout(ANSWER_TIMEOUT, self._group)
+        except Exception as error:
+            raise RuntimeError(
+                "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
+                f"interface that they share, or pass sync_dist=False ({error})"
+            ) from error
 
     @contextmanager
     def at(self, point: str) -> Iterator[None]:
@@ -72,7 +76,8 @@ class Ranks:
         """
         try:
             number = zlib.crc32(point.encode())
-            has_left, highest, lowest = self._largest(0, number, -number)
+            told = torch.tensor([0, number, -number], dtype=torch.float64, device="cpu")  # 1 at first: see `leave`
+            has_left, highest, lowest = self.max(told).tolist()
             if has_left or highest != -lowest:
                 raise RanksLostError(_HAS_LEFT if has_left else _ARE_APART)
             yield
@@ -97,14 +102,6 @@ class Ranks:
     def union(self, mine: Iterable[T]) -> list[T]:
         """Return the items of all ranks, each once, in the same order on every rank."""
         return list(dict.fromkeys(item for items in self.gather(list(mine)) for item in items))
-
-    def is_any(self, mine: bool) -> bool:
-        """Return True if `mine` is True on any rank."""
-        return bool(self._largest(mine)[0])
-
-    def _largest(self, *numbers: float) -> list[float]:
-        found: list[float] = self.max(torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
-        return found
 
     def _combined(self, numbers: Tensor, how: Any) -> Tensor:
         with torch.inference_mode(False):  # what is made in it could not be changed outside of it
@@ -141,20 +138,6 @@ class Ranks:
         if group is not None:
             with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
                 dist.destroy_process_group(group)
-
-
-def connected() -> tuple[Ranks | None, str]:
-    """Connect the ranks, and return them and ""; None and the reason if that fails. Every rank must call this.
-
-    If it fails on some ranks alone, the first exchange of the others raises a `RanksLostError`.
-    """
-    try:
-        return Ranks(), ""
-    except Exception as error:
-        return None, (
-            "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
-            f"interface that they share, or pass sync_dist=False ({type(error).__name__}: {error})"
-        )
 
 
 def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:

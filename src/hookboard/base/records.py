@@ -100,44 +100,37 @@ class HealthRecord:
 
 
 def layers_record(strings: Sequence[bytes]) -> LayersRecord:
-    """Read a `LayersRecord` from its strings; ValueError if they are damaged, another record, or of a newer version."""
+    """Read a `LayersRecord` from its strings; damaged ones, or those of another program, may raise any error."""
     given = _read(strings)
-    try:
-        layers = tuple(
-            LayerFacts(
-                str(layer["name"]),
-                tuple(map(str, layer["types"])),
-                None if layer["output"] is None else tuple(map(as_int64, layer["output"])),
-                {str(parameter): tuple(map(as_int64, shape)) for parameter, shape in layer["parameters"].items()},
-                tuple(map(str, layer.get("frozen", ()))),
-            )
-            for layer in given["layers"]
+    layers = tuple(
+        LayerFacts(
+            str(layer["name"]),
+            tuple(map(str, layer["types"])),
+            None if layer["output"] is None else tuple(map(as_int64, layer["output"])),
+            {str(parameter): tuple(map(as_int64, shape)) for parameter, shape in layer["parameters"].items()},
+            tuple(map(str, layer.get("frozen", ()))),
         )
-        return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
-    except Exception as error:  # damaged fields, or those of another program, may raise anything
-        raise ValueError(f"not a record of layers: {error!r}") from error
+        for layer in given["layers"]
+    )
+    return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
 
 
 def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRecord:
-    """Read a `HealthRecord` from its strings; ValueError if they are damaged, another record, or of a newer version.
+    """Read a `HealthRecord` from its strings; damaged ones, or those of another program, may raise any error.
 
     Without `has_values` its `values` are left out, which takes a fraction of the time.
     """
     given = _read(strings)
-    try:
-        layers, steps = tuple(map(str, given["layers"])), tuple(map(as_int64, given["steps"]))
-        if 4 * len(layers) * len(steps) * len(strings) > MAX_VALUES_BYTES:
-            raise ValueError(f"its values would take more than {MAX_VALUES_BYTES} bytes")
-        columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
-        values = dict(zip(map(str, given["values"]), columns, strict=True)) if has_values else {}
-        verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
-        cards = _cards(given.get("cards"), len(verdicts))
-        every_n_steps, headline = as_int64(given["every_n_steps"]), str(given["headline"])
-        shows, texts = str(given.get("shows", "")), tuple(map(str, given.get("texts", ())))
-        is_over = bool(given.get("is_over"))
-        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
-    except Exception as error:  # damaged fields, or those of another program, may raise anything
-        raise ValueError(f"not a record of health: {error!r}") from error
+    layers, steps = tuple(map(str, given["layers"])), tuple(map(as_int64, given["steps"]))
+    if 4 * len(layers) * len(steps) * len(strings) > MAX_VALUES_BYTES:
+        raise ValueError(f"its values would take more than {MAX_VALUES_BYTES} bytes")
+    columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
+    values = dict(zip(map(str, given["values"]), columns, strict=True)) if has_values else {}
+    verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
+    cards, every_n_steps = _cards(given.get("cards"), len(verdicts)), as_int64(given["every_n_steps"])
+    headline, shows, is_over = str(given["headline"]), str(given.get("shows", "")), bool(given.get("is_over"))
+    texts = tuple(map(str, given.get("texts", ())))
+    return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
 
 
 def as_int64(given: Any) -> int:
@@ -180,13 +173,10 @@ def _unpacked(packed: bytes, layers: int, steps: int) -> np.ndarray:
 
 
 def _read(strings: Sequence[bytes]) -> dict[str, Any]:
-    try:
-        given = json.loads(strings[0])
-        version = given["version"]
-    except Exception as error:  # damaged fields, or those of another program, may raise anything
-        raise ValueError(f"not a hookboard record: {error!r}") from error
-    if not isinstance(version, int) or version > VERSION:
+    given = dict(json.loads(strings[0]))
+    if not isinstance(given["version"], int) or given["version"] > VERSION:
         raise ValueError(
-            f"the record has version {version!r}, written by a newer hookboard; this one reads up to version {VERSION}"
+            f"the record has version {given['version']!r}, written by a newer hookboard; "
+            f"this one reads up to version {VERSION}"
         )
-    return dict(given)
+    return given

@@ -32,11 +32,6 @@ def explained(rule: str) -> dict[str, str]:
     return {head: " ".join(LINK.sub(r"\1", text).split()) for head, text in parts}
 
 
-def sections() -> dict[str, list[str]]:
-    """Return the names of the built-in rules by the section of the page in which they stand."""
-    return {heading: [*rules] for heading, rules in _sections().items()}
-
-
 def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what `explained` gives of each of these rules that is built in."""
     return {rule: explained(rule) for rule in sorted(_built_in().keys() & set(rules))}
@@ -53,12 +48,12 @@ def more_on(rules: Iterable[str]) -> str:
 
 
 def _built_in() -> dict[str, str]:
-    return {name: text for section in _sections().values() for name, text in section.items()}
+    return {name: text for section in sections().values() for name, text in section.items()}
 
 
 @cache
-def _sections() -> dict[str, dict[str, str]]:
-    """Return heading to rule to its text in Markdown."""
+def sections() -> dict[str, dict[str, str]]:
+    """Return heading to built-in rule to its text in Markdown."""
     found: dict[str, dict[str, str]] = {}
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         heading, _, body = part.partition("\n")

@@ -368,8 +368,8 @@ def _record(source: Source, run: str, tag: str, has_values: bool = True) -> Laye
             return layers_record(strings)
         record = health_record(strings, has_values)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        return f"The record {tag!r} cannot be read ({error}); everything else is shown."
+    except Exception as error:  # damaged fields, or those of another program, may raise anything
+        return f"The record {tag!r} cannot be read ({type(error).__name__}: {error}); everything else is shown."
 
 
 def _is_record(tag: str) -> bool:

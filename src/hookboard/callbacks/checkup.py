@@ -12,9 +12,8 @@ from hookboard.experiments.attempt import Setting
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import CheckupReport
 from hookboard.experiments.one_page import BATCHES, SECONDS, check_up
-from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.callback import HookboardCallback, Selection, StageState
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState
 from hookboard.model.sites import Stage
 from hookboard.tracing.step import CannotRunAgainError, undisturbed
 from hookboard.writers.entry import Entry

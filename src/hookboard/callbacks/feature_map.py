@@ -24,8 +24,8 @@ from hookboard.images.feature_maps import (
     select_maps,
 )
 from hookboard.images.picture import Picture
+from hookboard.loops.callback import Selection, listed_gaps, names_in
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, listed_gaps, names_in
 from hookboard.measure.gradients import Observer
 from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in

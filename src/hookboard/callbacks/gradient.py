@@ -8,7 +8,7 @@ from torch import nn
 from hookboard.base.checks import chosen
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.loops.stage_state import Selection
+from hookboard.loops.callback import Selection
 from hookboard.measure.statistics import DEFAULT, Statistic
 from hookboard.model.selection import select
 

@@ -28,8 +28,8 @@ from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_o
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS
+from hookboard.loops.callback import Selection, is_due
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, is_due
 from hookboard.measure.card import measuring_device
 from hookboard.measure.memory import is_plain
 from hookboard.measure.table import Table
@@ -608,7 +608,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         asked = {self.stop_on} if isinstance(self.stop_on, str) else {*self.stop_on}
         alarms = [] if state.reporter is None else state.reporter.said
         guilty = next((alarm for alarm in alarms if {"alarm", alarm.rule} & asked), None)
-        if self._ranks.is_any(guilty is not None) if self._ranks is not None else guilty is not None:
+        if any([guilty is not None] if self._ranks is None else self._ranks.gather(guilty is not None)):
             loop.stop()
             state.is_ending = True
             if guilty is not None:

@@ -10,9 +10,8 @@ from hookboard.base.checks import check_name, check_whole, chosen
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import rank_zero_warn
 from hookboard.capturing.edits import EditRole, EditRule, Edits, check_rule
-from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.callback import HookboardCallback, Selection, StageState
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 from hookboard.model.sites import ROLES, Stage
 from hookboard.writers.entry import Entry

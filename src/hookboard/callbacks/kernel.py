@@ -11,8 +11,8 @@ from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images.feature_maps import CONVOLUTIONS
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.picture import Picture
+from hookboard.loops.callback import Selection
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
-from hookboard.loops.stage_state import Selection
+from hookboard.loops.callback import Selection
 from hookboard.measure.readings import Places
 from hookboard.measure.table import Table
 from hookboard.model.layers import layers_of, order_with_late

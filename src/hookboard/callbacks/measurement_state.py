@@ -8,7 +8,7 @@ from torch import nn
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import MOST_COPIED_BYTES, WeightsBefore
-from hookboard.loops.stage_state import StageState
+from hookboard.loops.callback import StageState
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps

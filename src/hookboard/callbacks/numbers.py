@@ -15,9 +15,8 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.weights import measure_gradients, measure_weights
-from hookboard.loops.callback import HookboardCallback, why_no_step
+from hookboard.loops.callback import HookboardCallback, listed_gaps, names_in, why_no_step
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import listed_gaps, names_in
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.readings import Reading, ReadingList, Readings
 from hookboard.measure.statistics import Plan, Statistic, as_list, plan

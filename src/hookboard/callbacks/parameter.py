@@ -9,7 +9,7 @@ from torch import nn
 
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.loops.stage_state import Selection
+from hookboard.loops.callback import Selection
 from hookboard.measure.readings import Readings
 from hookboard.measure.row import Moments
 from hookboard.measure.statistics import FORMULAS, Plan, Statistic, as_list, plan

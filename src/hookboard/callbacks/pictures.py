@@ -10,9 +10,8 @@ from hookboard.base.checks import check_steps, check_whole
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import inform
 from hookboard.images.picture import Picture
-from hookboard.loops.callback import HookboardCallback, why_no_step
+from hookboard.loops.callback import HookboardCallback, StageState, is_due, why_no_step
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import StageState, is_due
 from hookboard.model.sites import MODEL, Stage
 from hookboard.writers.entry import Entry
 

@@ -1,4 +1,4 @@
-"""`HookboardCallback`: the base class of all callbacks, which a loop tells the events of a run.
+"""`HookboardCallback`: the base class of all callbacks, which a loop tells the events of a run; the state of a stage.
 
     a Trainer's hook                    method of the `Loop`   methods of the callback
     on_fit_start, or on_<stage>_start                          start: _select, _why_not; _prepare and _attach for each
@@ -21,9 +21,11 @@ has ended, one when the stage ends. `hear` keeps errors away from training: an e
 """
 
 import inspect
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -31,22 +33,76 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
-from hookboard.base.ranks import Ranks, connected, gathered, has_process_group
+from hookboard.base.ranks import Ranks, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState, are_same, is_due
 from hookboard.loops.trainer import SET_BY_LIGHTNING, TrainerLoop
-from hookboard.model.selection import NothingToSelectError
-from hookboard.model.sites import Stage
+from hookboard.model.parameters import weights_of
+from hookboard.model.patterns import folded
+from hookboard.model.selection import NothingToSelectError, named_submodules
+from hookboard.model.sites import Role, Stage
 from hookboard.writers.loggers import Loggers
-
-W = TypeVar("W", bound=StageState)
 
 KEY = "hookboard"
 """The key in a checkpoint, with an entry for each callback that has a state, in the order of the Trainer.
 
 Lightning's own hook, `Callback.state_dict`, raises an error for two equal callbacks.
 """
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The modules of a model that a callback measures or changes.
+
+    Args:
+        modules: the modules whose inputs, outputs or gradients it measures or changes, by dotted name.
+        owners: the modules whose own parameters it reads, by dotted name.
+    """
+
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    owners: dict[str, nn.Module] = field(default_factory=dict)
+
+    def is_same(self, other: "Selection") -> bool:
+        """Return True if both have the same modules."""
+        return are_same(self.modules, other.modules) and are_same(self.owners, other.owners)
+
+
+def are_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
+    """Return True if both have the same modules, compared by `is`: a module's class may have an `__eq__`."""
+    return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
+
+
+@dataclass
+class StageState:
+    """The state of a callback in one stage of a run.
+
+    Args:
+        stage: the stage.
+        every_n_steps: the number of optimizer steps from one due step to the next; 0 if no step is due.
+        loggers: the loggers to write to.
+        selection: the modules that are measured.
+        layout: all modules of the model, by name, at the time of the selection.
+        is_due: True while a batch runs that is measured.
+        has_fault: True if an error has ended the stage.
+        until_end: closed when the stage ends; removes the hooks of the stage.
+        until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
+    """
+
+    stage: Stage
+    every_n_steps: int
+    loggers: Loggers
+    selection: Selection
+    layout: dict[str, nn.Module]
+    is_due: bool = False
+    has_fault: bool = False
+    until_end: ExitStack = field(default_factory=ExitStack)
+    until_batch_end: ExitStack = field(default_factory=ExitStack)
+
+    def forget(self) -> None:
+        """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
+
+
+W = TypeVar("W", bound=StageState)
 
 
 class NothingToShowError(ValueError):
@@ -270,9 +326,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """
         if self._loop is not None and self._loop is not loop:
             if self._loop.is_running:
-                raise ValueError(
-                    f"{self._name} still takes part in the run of another Trainer. Create a callback for each Trainer."
-                )
+                raise ValueError(f"{self._name} takes part in the run of another Trainer. Create one for each.")
             self._loop.leave(self)  # a run that was given up
         try:
             self._end_all()
@@ -411,17 +465,12 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         if not self._takes_part(loop):
             return
         if self._merges(loop):
-            self._ranks, why_not = connected()
-            if why_not:
-                rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
-                return
+            self._ranks = Ranks()
         self._reads_later = self._ranks is not None or loop.device.type != "cpu"
         for stage in stages:
             if stage in running:
                 loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
-                state = self.state_class(
-                    stage=stage, every_n_steps=every_n_steps, loggers=loggers, selection=selection, layout=layout
-                )
+                state = self.state_class(stage, every_n_steps, loggers, selection, layout)
                 self.hear(state, self._open_stage, loop, state)
                 if state.has_fault:
                     break
@@ -501,3 +550,37 @@ def why_no_step(loop: Loop, every_n_steps: int) -> str:
     if loop.trainer is None and not loop.logged_step:
         return "no batch was trained inside `run.step`"
     return f"the fit took {loop.logged_step} steps, but every_n_steps is {every_n_steps}"
+
+
+def is_due(step: int, every_n_steps: int) -> bool:
+    """Return True if the optimizer step with this number, counted from 0, is measured and logged.
+
+    That is the last of every n steps, the one that Lightning logs too. If `every_n_steps` is 0 (Lightning's "no
+    logging"), no step is due.
+
+    >>> [step for step in range(10) if is_due(step, 4)]
+    [3, 7]
+    """
+    return every_n_steps > 0 and (step + 1) % every_n_steps == 0
+
+
+def names_in(model: nn.Module) -> list[str]:
+    """Return the names of all modules and parameters of the model."""
+    modules = {"": model, **dict(named_submodules(model))}
+    return [*modules, *weights_of(modules)]
+
+
+def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
+    r"""Return a text with one line for each role and cause of sites without a reading, names folded into patterns.
+
+    Args:
+        gaps: the name, role and cause of each site.
+        among: all names of the model, see `names_in`: a pattern must match no other of them.
+
+    >>> listed_gaps([("head", "output", "was not called")])
+    '\n  - head: output: was not called'
+    """
+    among, causes = list(among), dict[str, list[str]]()
+    for name, role, cause in gaps:
+        causes.setdefault(f"{role}: {cause}", []).append(name)
+    return "".join(f"\n  - {folded(names, among) or 'the model'}: {cause}" for cause, names in causes.items())

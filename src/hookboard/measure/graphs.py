@@ -49,7 +49,7 @@ KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU
 
 NOT_SHOWN = (
     "a compiled graph cannot expose it, as those of an input that the module returns or changes in place, of tensor "
-    "subclasses, of containers that only their class can rebuild, and of modules under a function transform"
+    "subclasses, of containers other than tuples, lists and dicts, and of modules under a function transform"
 )
 
 

@@ -60,13 +60,7 @@ SATURATED_SHARE = 0.97
 2.1, where it passes 6 % of the gradient (Karpathy).
 """
 
-RANGES = {
-    "Tanh": (-1.0, 1.0),
-    "Sigmoid": (0.0, 1.0),
-    "Hardtanh": (-1.0, 1.0),
-    "Hardsigmoid": (0.0, 1.0),
-    "Softsign": (-1.0, 1.0),
-}
+RANGES = {"Tanh": (-1, 1), "Sigmoid": (0, 1), "Hardtanh": (-1, 1), "Hardsigmoid": (0, 1), "Softsign": (-1, 1)}
 """The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 
@@ -144,8 +138,6 @@ def _kind_by_name(module: nn.Module, children: Sequence[nn.Module]) -> Kind:
         return "norm" if are_vectors else "other"
     if parameters_in(module) or children:
         return "other"
-    if name in RANGES:
-        return "bounded"
     if LEAKY_NAME.search(name):
         return "smooth"
     return "rectifier" if RECTIFIER_NAME.search(name) else "other"
@@ -267,21 +259,18 @@ class ChannelDims:
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
 
-        None if the tensor has fewer than two dimensions, and for other gradients than `parameter_grad`, updates and
-        what optimizers keep.
+        None if the tensor has fewer than two dimensions, for integers of a batch, updates, and other gradients than
+        `parameter_grad`.
         """
-        if site.role == "input" and not site.name:
-            return _of_batch(tensor)
-        if site.role in OF_PARTS:
-            return 0
-        if site.role in ("parameter", "parameter_grad"):
-            return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
+        if site.role == "input" and not site.name:  # the batch, whose integers are tokens
+            features = 2 if tensor.dim() == 3 else 1  # of a sequence, of all others
+            return features if tensor.dim() >= 2 and tensor.dtype.is_floating_point else None
+        if site.role in OF_PARTS or (site.role in ("parameter", "parameter_grad") and tensor.dim() >= 2):
+            return 0  # the part, or the unit whose weights these are
         if site.role not in ("output", "input") or tensor.dim() < 2:
             return None
         layer, key = self._layers.get(site.name), (site.name, tensor.dim())
-        if key not in self._known:
-            self._known[key] = _stands_last(layer, self._is_last, tensor)
-        self._is_last = self._known[key]
+        self._is_last = self._known.setdefault(key, _stands_last(layer, self._is_last, tensor))
         return _dim(layer, tensor, self._is_last)
 
 
@@ -351,13 +340,3 @@ def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
         spatial = len(next(iter(layer.shapes.values()))) - 2
         return tensor.dim() - spatial - 1
     return tensor.dim() - 1 if is_last else 1
-
-
-def _of_batch(tensor: Tensor) -> int | None:
-    """Return the feature dimension of a batch: 2 of three-dimensional tensors (sequences), 1 of all others.
-
-    None if the tensor has fewer than two dimensions or holds integers, such as tokens.
-    """
-    if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
-        return None
-    return 2 if tensor.dim() == 3 else 1

@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections import OrderedDict, UserDict
+import operator
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -75,7 +76,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def can_be_filled(value: object) -> bool:
-    """Return True if `map_tensors` can rebuild `value` while torch.compile traces.
+    """Return True if `map_tensors` can rebuild `value` while torch.compile traces: it is of tuples, lists and dicts.
 
     A structure without tensors is not rebuilt: for it the answer is True.
 
@@ -84,10 +85,7 @@ def can_be_filled(value: object) -> bool:
     """
     if isinstance(value, Tensor) or not any(True for _ in tensors_in(value)):
         return True
-    kind = type(value)
-    is_plain = kind in (tuple, list, dict, OrderedDict) or kind.__bases__ == (tuple,)
-    is_plain = is_plain or not isinstance(value, (tuple, list, Mapping))  # a dataclass
-    return is_plain and all(can_be_filled(item) for _, item in _items(value))
+    return type(value) in (tuple, list, dict) and all(can_be_filled(item) for _, item in _items(value))
 
 
 def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
@@ -97,17 +95,13 @@ def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
         return kind(*items.values()) if hasattr(kind, "_fields") else kind(items.values())
     if kind is dict:
         return items
-    if isinstance(value, Mapping):
-        if kind is OrderedDict or not isinstance(value, (dict, UserDict)):  # a copy of another may share what it holds
-            return kind(items)
-        twin = copy.copy(value)
-        for key, item in items.items():  # Hugging Face's outputs have no `update`
-            twin[key] = item
-        return twin
-    # No constructor is called, which may change what it is given.
-    twin = object.__new__(kind) if torch.compiler.is_compiling() else copy.copy(value)
-    for name, item in items.items():
-        object.__setattr__(twin, name, item)  # frozen classes refuse any other way
+    if isinstance(value, Mapping) and not isinstance(value, (dict, UserDict)):
+        return kind(items)  # a copy of it may share what it holds
+    # The fields of a dataclass are set past its class, which may be frozen.
+    put = operator.setitem if isinstance(value, Mapping) else object.__setattr__
+    twin = copy.copy(value)  # no constructor is called, which may change what it is given
+    for key, item in items.items():
+        put(twin, key, item)
     return twin
 
 

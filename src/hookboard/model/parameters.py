@@ -15,14 +15,11 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Parameter]:
     >>> list(weights_of({"head": nn.Linear(2, 1)}))
     ['head.weight', 'head.bias']
     """
-    found: dict[str, Parameter] = {}
-    seen: set[int] = set()
+    found: dict[int, tuple[str, Parameter]] = {}
     for module_name, module in modules.items():
         for name, parameter in nn.Module.named_parameters(module, module_name, recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                found[name] = parameter
-    return found
+            found.setdefault(id(parameter), (name, parameter))
+    return dict(found.values())
 
 
 def are_unchanged(weights: Mapping[str, Parameter], modules: Mapping[str, nn.Module]) -> bool:

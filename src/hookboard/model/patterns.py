@@ -36,14 +36,9 @@ def parted(given: Iterable[T]) -> tuple[list[T], list[T]]:
     >>> parted(["layers.*", "!layers.0"])
     (['layers.*'], ['layers.0'])
     """
-    included: list[T] = []
-    excluded: list[Any] = []
-    for one in given:
-        if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX):
-            excluded.append(one.removeprefix(EXCLUDE_PREFIX))
-        else:
-            included.append(one)
-    return included, excluded
+    given = list(given)
+    excluded: list[Any] = [one for one in given if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX)]
+    return [one for one in given if one not in excluded], [one.removeprefix(EXCLUDE_PREFIX) for one in excluded]
 
 
 def is_pattern(name: str) -> bool:
@@ -98,21 +93,17 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
     >>> folded(["layers.0", "layers.1"], among=["layers.final"])
     'layers.0, layers.1'
     """
-    names = list(dict.fromkeys(names))
-    everything = {*names, *among}
-    meant = {}
-    for pattern, count in Counter(pattern for name in names for pattern in _with_stars(name)).items():
-        alike = set(matched(pattern, everything)) if count > 1 else set()
-        if alike and alike <= set(names):
-            meant[pattern] = alike
-    said: dict[str, None] = {}
-    done: set[str] = set()
-    for name in names:
-        if name not in done:
-            usable = [p for p in _with_stars(name) if p in meant and not meant[p] & done]
-            best = max(usable, key=lambda pattern: len(meant[pattern]), default=None)
-            done |= meant[best] if best else {name}
-            said[f"{best} ({len(meant[best])})" if best else name] = None
+    left = dict.fromkeys(names)
+    everything, counts = {*left, *among}, Counter(pattern for name in left for pattern in _with_stars(name))
+    meant = {pattern: matched(pattern, everything) for pattern, count in counts.items() if count > 1}
+    said = []
+    while left:
+        name = next(iter(left))
+        usable = [pattern for pattern in _with_stars(name) if pattern in meant and left.keys() >= {*meant[pattern]}]
+        best = max(usable, key=lambda pattern: len(meant[pattern]), default=name)
+        alike = set(meant.get(best, [name]))
+        said.append(f"{best} ({len(alike)})" if usable else name)
+        left = dict.fromkeys(other for other in left if other not in alike)
     return listed(said)
 
 

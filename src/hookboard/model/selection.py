@@ -1,7 +1,7 @@
 """Selects modules by patterns and types."""
 
 import pydoc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from torch import nn
@@ -9,9 +9,9 @@ from torchmetrics import Metric
 
 from hookboard.base.checks import several
 from hookboard.base.either_lightning import PACKAGES
-from hookboard.base.messages import closest, listed
+from hookboard.base.messages import unknown
 from hookboard.base.torch_private import modules_in, parameters_in
-from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
+from hookboard.model.patterns import EXCLUDE_PREFIX, matched, parted
 
 Patterns = str | Sequence[str]
 Types = str | type | Sequence[str | type]
@@ -143,26 +143,15 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
 def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
     found = set(matched(pattern, named))
     if not found:
-        near, names = _nearest(pattern.removeprefix(REGEX_PREFIX), named), listed(filter(None, named))
-        raise ValueError(f"modules: the pattern {pattern!r} matches no module{near}. The modules are: {names}.")
+        raise ValueError(f"modules: {unknown('module', pattern, filter(None, named))}")
     return found
-
-
-def _nearest(given: str, valid: Iterable[str]) -> str:
-    """Return a clause with the names that are closest to a wrong one; "" if there are none."""
-    names = closest(given, valid)
-    are = "is" if len(names) == 1 else "are"
-    return f"; the closest {are} {', '.join(map(repr, names))}" if names else ""
 
 
 def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
     found = {name for name, module in named.items() if _is_of_type(module, kind)}
     if not found:
         present = sorted({type(module).__name__ for module in named.values()})
-        given = kind if isinstance(kind, str) else kind.__name__
-        raise ValueError(
-            f"types: no module is a {given!r}{_nearest(given, present)}. The types are: {listed(present)}."
-        )
+        raise ValueError(f"types: {unknown('type', kind if isinstance(kind, str) else kind.__name__, present)}")
     return found
 
 
@@ -196,9 +185,8 @@ def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
 
 
 def _nothing_left(modules: Patterns | None, types: Types | None, owning: str) -> ValueError:
-    if modules is None and types is None:
-        what = "module whose forward could be hooked" if owning == "forward" else "parameter"
-        return NothingToSelectError(f"the model has no {what}")
-    given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
     what = "a forward of its own to hook" if owning == "forward" else "parameters of its own"
+    if modules is None and types is None:
+        return NothingToSelectError(f"the model has no module with {what}")
+    given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
     return ValueError(f"{given} selects no module that has {what}.")

@@ -18,10 +18,8 @@ from hookboard.model.nested import tensors_in
 _OF_TORCH = frozenset(nn.Module().__dict__)
 """Attributes that every module has: its hooks, its parameters and the modules inside it among them."""
 
-_COPIED = (
-    *(Tensor, np.ndarray, dict, list, tuple, set, deque),
-    *(torch.Generator, random.Random, np.random.RandomState, np.random.Generator),
-)
+_GENERATORS = torch.Generator, random.Random, np.random.RandomState, np.random.Generator
+_COPIED = (Tensor, np.ndarray, dict, list, tuple, set, deque, *_GENERATORS)
 """Types of what is copied; an attribute of another type is shared, such as an object of a class of the user's."""
 
 
