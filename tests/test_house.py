@@ -49,8 +49,8 @@ ASKS_A_TRAINER = {
 
 BUDGETS = {
     "": 97,
-    "callbacks": 1780,
-    "loops": 735,
+    "callbacks": 1770,
+    "loops": 700,
     "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
@@ -60,7 +60,7 @@ BUDGETS = {
     "health": 2190,
     "health/rules": 2689,
     "writers": 319,
-    "measure": 1971,
+    "measure": 1900,
     "images": 606,
     "model": 542,
     "base": 617,

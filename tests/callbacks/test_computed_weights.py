@@ -62,3 +62,13 @@ def test_nothing_is_shown_of_computed_kernels_alone(tmp_path):
     parametrizations.weight_norm(model.net[0])
     fit(tmp_path, model, pictures(), KernelLogger("net.0", every_n_steps=1))
     assert list(images(tmp_path)) == []
+
+
+def test_what_a_parametrization_computes_with_belongs_to_the_layer_that_uses_it(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    nn.init.constant_(model[0].bias, -10.0)
+    parametrizations.weight_norm(model[0])
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Toy(model), [torch.randn(16, 8) for _ in range(12)], monitor)
+    assert [verdict.module for verdict in monitor.verdicts if verdict.rule == "dead_units"] == ["net.0"]
+    assert {layer.name for layer in monitor._run.layers} == {"net.0", "net.1", "net.2"}

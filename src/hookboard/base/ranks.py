@@ -59,13 +59,14 @@ class Ranks:
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
         try:
-            self._group: Any = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
-            set_timeout(ANSWER_TIMEOUT, self._group)
+            group: Any = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
+            set_timeout(ANSWER_TIMEOUT, group)
         except Exception as error:
             raise RuntimeError(
                 "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
                 f"interface that they share, or pass sync_dist=False ({error})"
             ) from error
+        self._group: dist.ProcessGroup | None = group
 
     @contextmanager
     def at(self, point: str) -> Iterator[None]:

@@ -70,8 +70,7 @@ def parser() -> argparse.ArgumentParser:
         help="run a script, with a HealthMonitor in each Trainer it creates",
         usage="%(prog)s [-h] [--json FILE] [--every-n-steps N] [--stop-on RULE] [--off RULE] (SCRIPT | -m MODULE) ...",
         description="Runs a script as `python SCRIPT ...` does, and adds HealthMonitor() to each Lightning or "
-        "Hugging Face Trainer that has none. In a loop without a Trainer, it inspects the first training "
-        "step. The exit status is the script's.",
+        "Hugging Face Trainer that has none. The exit status is the script's.",
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to this file at the end")
     run.add_argument("--every-n-steps", type=int, metavar="N", help="measure every N optimizer steps")

@@ -74,7 +74,6 @@ class Loop:
     def __init__(self) -> None:
         self.members: list[Any] = []
         """The callbacks of hookboard that take part in the run."""
-        self._has_measured = False
         self.in_batch: list[tuple[Any, Any]] = []
         """Who takes part in the running batch, with the state of its stage: only they are told what happens in it. When
         it has ended, those that change tensors stay, until the next begins."""
@@ -126,12 +125,10 @@ class Loop:
 
     def end_batch(self) -> None:
         """Have members read what earlier steps have measured, and tell those in the batch that it has ended."""
-        if self._has_measured and self.stage == "train":
+        if self.stage == "train":
             self.finish()
-        if self.in_batch:  # most steps are not due
-            self._has_measured |= any(state.is_due for _, state in self.in_batch)
-            self.tell("close_batch")
-            self.in_batch = [(member, state) for member, state in self.in_batch if member.changes_tensors]
+        self.tell("close_batch")
+        self.in_batch = [(member, state) for member, state in self.in_batch if member.changes_tensors]
 
     def leave_batch(self) -> None:
         """Have members leave the batch that is still open, if there is one: after an error it has no end."""
@@ -140,7 +137,6 @@ class Loop:
 
     def finish(self) -> None:
         """Have members read what they have measured, and write the rows of the steps before this one."""
-        self._has_measured = False
         for member in self.members:
             member.finish()
         write_rows(self.loggers, self.logged_step)

@@ -205,7 +205,7 @@ class BlackBox:
         return with_rows_of(event, worst_rows_of(loss, row_counts_of(batch)))
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
-        """Return an event that tells which layers have bad gradients although the loss is finite.
+        """Return an event that tells which layers have bad gradients.
 
         Args:
             spoiled: dotted name of each parameter with a bad gradient, mapped to the name of its module.
@@ -222,7 +222,9 @@ class BlackBox:
         if self._world_size > 1:  # it may be that of another rank
             why = "gradients are averaged over the ranks, so the non-finite value may come from another rank"
             return unlocated_event(True, *self._here, why, in_order)
-        return backward_event({name: spoiled[name] for name in in_order}, listed(sorted(steep), 3), *self._here)
+        is_known = math.isfinite(self.loss)  # of a backward pass of several losses it is not
+        spoiled = {name: spoiled[name] for name in in_order}
+        return backward_event(spoiled, listed(sorted(steep), 3), *self._here, is_known)
 
 
 def _value_of(loss: Tensor) -> float:

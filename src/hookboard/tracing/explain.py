@@ -129,8 +129,10 @@ def with_rows_of(event: Nonfinite, worst: WorstRows | None) -> Nonfinite:
     return replace(event, evidence=f"{event.evidence} {sentence(worst.clause)}", rows=worst.rows)
 
 
-def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx: int) -> Nonfinite:
-    """Describe gradients that are not finite although the loss is.
+def backward_event(
+    spoiled: Mapping[str, str], after: str, step: int, batch_idx: int, is_loss_finite: bool
+) -> Nonfinite:
+    """Describe gradients that are not finite.
 
     Args:
         spoiled: the names of the parameters whose gradients are not finite to those of their layers, in the order in
@@ -138,12 +140,14 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
         after: operations after the last of these layers whose derivative may be infinite; "" if none is known.
         step: the optimizer step.
         batch_idx: the index of the batch.
+        is_loss_finite: whether the loss is known to be finite.
     """
     name, module = list(spoiled.items())[-1]
     count = len(spoiled)
     they = "1 parameter has a non-finite gradient" if count == 1 else f"{count} parameters have non-finite gradients"
     evidence = (
-        f"{they} in the backward pass of step {step}, batch {batch_idx}, although the loss is finite."
+        f"{they} in the backward pass of step {step}, batch {batch_idx}"
+        + (", although the loss is finite." if is_loss_finite else ".")
         + (f" Of these, {name!r} is used last in the forward pass." if count > 1 else f" It is {name!r}.")
         + (f" Later operations whose derivative can be infinite: {after}." if after else "")
     )

@@ -164,7 +164,7 @@ class LiveStep:
     def after_backward(self) -> None:
         """Note whether the backward pass has given any gradient that is not 0."""
         reader = self._reader
-        if reader is None or not reader.losses:
+        if reader is None or not reader.losses or reader.step.fault is not None:
             return
         with reader.step.aside():
             if self._ledger is not None:
