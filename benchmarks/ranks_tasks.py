@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.base.ranks import Ranks, connected
+from hookboard.base.ranks import Ranks
 from hookboard.callbacks.health_monitor import HealthState
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
@@ -263,7 +263,7 @@ def dtype_of(site: Site) -> torch.dtype:
 
 def merged(name: str, size: int) -> dict[str, Any]:
     pretend(size)
-    tally, (ranks, _) = Tally(), connected()
+    tally, ranks = Tally(), Ranks()
     model, monitor = Llama(SHAPES[name]), Monitor()
     table, shapes, looks = monitor.table(model, ranks), monitor.shapes(model), []
     for look in range(1 + 2 * LATER):

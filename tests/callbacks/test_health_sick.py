@@ -89,10 +89,12 @@ class Critic(Toy):
         return fake.mean() - real.mean()
 
 
-def test_a_layer_whose_weight_is_computed_is_not_said_to_get_no_gradient_because_its_bias_gets_none():
+def test_of_a_layer_whose_weight_is_computed_the_bias_alone_is_said_to_get_no_gradient():
     monitor = HealthMonitor(rules="no_gradient", every_n_steps=1)
     fit(None, Critic(), batches(*[16] * 12), monitor)
-    assert monitor.verdicts == ()
+    (verdict,) = monitor.verdicts
+    assert (verdict.severity, verdict.module) == ("note", "net.4")
+    assert "only zero gradients reached net.4.bias, while other weights" in verdict.evidence
 
 
 @pytest.mark.parametrize(("every", "said"), [(0, ["g.0"]), (1, []), (3, [])])

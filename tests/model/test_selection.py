@@ -90,8 +90,8 @@ def test_default_for_parameters_is_every_module_that_owns_some():
         (None, "Conv3d", "types: unknown type 'Conv3d'; did you mean 'Conv2d'"),
         (None, "!Conv3d", "unknown type 'Conv3d'"),
         (None, nn.Conv3d, "unknown type 'Conv3d'"),
-        ("heads", None, "modules='heads': no module with a forward of its own to hook matches"),
-        ("conv1", "Linear", "modules='conv1', types='Linear': no module with"),
+        ("heads", None, "modules='heads' selects no module: none with a forward of its own to hook matches"),
+        ("conv1", "Linear", "modules='conv1', types='Linear' selects no module"),
         ("re:(", None, r"modules: 're:\(' is not a regular expression"),
         (nn.Linear, None, "a class belongs in types="),
     ],
@@ -102,7 +102,7 @@ def test_what_selects_nothing_is_an_error_that_helps(modules, types, message):
 
 
 def test_selecting_parameters_of_modules_without_any_is_an_error():
-    with pytest.raises(ValueError, match="no module with parameters of its own matches"):
+    with pytest.raises(ValueError, match="selects no module: none with parameters of its own matches"):
         select(NET, "**.relu", owning="parameters")
 
 

@@ -83,7 +83,8 @@ def check_text(**given: object) -> None:
 
 def check_identifier(option: str, given: object) -> None:
     """Check a name that becomes part of tags: letters, digits and underscores."""
-    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), "a name such as 'near_zero'")
+    valid = "letters, digits and underscores, as in 'near_zero'"
+    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), valid)
 
 
 def check_function(option: str, given: object, valid: str) -> None:

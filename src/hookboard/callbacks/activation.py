@@ -35,11 +35,11 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             every leaf module, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
         roles: Which tensors are measured, one name or several. Here: `output` (what a module returns) and `input` (what
-            it takes). Also, for up to 64 queries of the first sequence in each call of torch's `scaled_dot_product_attention`,
-            `attention_logit` (the largest logit of a query) and `attention_entropy` (of its weights, in nats). A call
-            belongs to the module that makes it: a selected module, or one inside or around it. The logit of a query
-            that is fully masked is -Inf, and so is the entropy of one that sees fewer than two keys. Calls in compiled
-            graphs are not seen.
+            it takes). Also, for up to 64 queries of the first sequence in each call of torch's
+            `scaled_dot_product_attention`, `attention_logit` (the largest logit of a query) and `attention_entropy` (of
+            its weights, in nats). A call belongs to the module that makes it: a selected module, or one inside or
+            around it. The logit of a query that is fully masked is -Inf, and so is the entropy of one that sees fewer
+            than two keys. Calls in compiled graphs are not seen.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names of statistics, or your own (a `hookboard.Statistic` or the dotted path to one). Those from
             `p01` on take extra time, but only where you ask for them. Quantiles (`p01` and so on) are off by at most

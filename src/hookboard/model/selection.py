@@ -189,4 +189,4 @@ def _nothing_left(modules: Patterns | None, types: Types | None, owning: str) ->
     if modules is None and types is None:
         return NothingToSelectError(f"the model has no module with {what}")
     given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
-    return ValueError(f"{given}: no module with {what} matches.")
+    return ValueError(f"{given} selects no module: none with {what} matches.")
