@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo import OptimizedModule, eval_frame
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
@@ -158,11 +157,6 @@ def runs_compiled(module: nn.Module) -> bool:
     return is_compiled(module) or any(
         "_torchdynamo_orig_callable" in each and "_torchdynamo_disable" not in each for each in functions
     )
-
-
-def is_compiling_calls() -> bool:
-    """Return True if torch.compile looks at the calls that this thread makes now."""
-    return get_eval_frame_callback() is not None
 
 
 def forget_graphs() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import (
     in_backward,
-    is_compiling_calls,
     modules_in,
     runs_compiled,
     sequence_number,
@@ -206,7 +205,7 @@ class _ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.before(self._roles, args, kwargs)
-        (self._shielded_outside if is_compiling_calls() else self._shielded)(self._show_inputs, args, kwargs)
+        self._shielded_outside(self._show_inputs, args, kwargs)
         return None
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
@@ -220,7 +219,7 @@ class _ModuleTap:
             return None
         if torch.compiler.is_compiling():
             return None if self.graph_end is None else self.graph_end.after(self._roles, args, kwargs, output)
-        (self._shielded_outside if is_compiling_calls() else self._shielded)(self._show_outputs, args, output)
+        self._shielded_outside(self._show_outputs, args, output)
         return None
 
     def receive(self, role: Role, path: str, tensor: Tensor | None) -> None:
