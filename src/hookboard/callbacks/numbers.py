@@ -185,7 +185,7 @@ class SiteLogger(HookboardCallback[V]):
             measure_gradients(state.table, optimizer, state.weights, self._part)
         state.table.scale = None
         if "parameter_update" in state.roles:
-            state.before.keep(state.table, optimizer, state.weights, self._part)
+            state.before.keep(optimizer, state.weights, self._part)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:

@@ -19,8 +19,6 @@ Part = Callable[[Tensor], Tensor]
 MOST_COPIED_BYTES = 1 << 29
 """Maximum total size in bytes of the weights that are copied before a step (a choice)."""
 
-_OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
-
 _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
@@ -54,7 +52,7 @@ class WeightsBefore:
         self._bytes = 0
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
+    def keep(self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
         """Add copies of the weights that this optimizer is about to update to `copies`; of each weight only `part`."""
         plain: dict[str, Tensor] = {}
         for name, weight in stepped_by(optimizer, weights).items():

@@ -231,8 +231,7 @@ static void add_sums(Columns columns, const Sums *RESTRICT sums, size_t channels
 FOR_EACH_PROCESSOR
 static void row_of_columns(double *RESTRICT row, Columns columns)
 {
-    double lanes[MIN + 1][LANES] = {{0}}, low[LANES], high[LANES];
-    const int sums = MIN; /* the place of count * mean in `lanes` */
+    double lanes[MIN][LANES] = {{0}}, low[LANES], high[LANES];
     for (int j = 0; j < LANES; j++) {
         low[j] = INFINITY;
         high[j] = -INFINITY;
@@ -242,21 +241,19 @@ static void row_of_columns(double *RESTRICT row, Columns columns)
             for (int j = 0; f != MEAN && f != M2 && j < LANES; j++)
                 lanes[f][j] += columns[f][c + j];
         for (int j = 0; j < LANES; j++) {
-            lanes[sums][j] += columns[COUNT][c + j] * columns[MEAN][c + j];
+            lanes[MEAN][j] += columns[COUNT][c + j] * columns[MEAN][c + j];
             low[j] = columns[MIN][c + j] < low[j] ? columns[MIN][c + j] : low[j];
             high[j] = columns[MAX][c + j] > high[j] ? columns[MAX][c + j] : high[j];
         }
     }
-    double sum = 0;
     memcpy(row, EMPTY, sizeof EMPTY);
     for (int j = 0; j < LANES; j++) {
         for (int f = COUNT; f < MIN; f++)
             row[f] += lanes[f][j];
-        sum += lanes[sums][j];
         row[MIN] = low[j] < row[MIN] ? low[j] : row[MIN];
         row[MAX] = high[j] > row[MAX] ? high[j] : row[MAX];
     }
-    row[MEAN] = sum / fmax(row[COUNT], 1);
+    row[MEAN] /= fmax(row[COUNT], 1); /* so far the sum */
     double mean = row[MEAN], squares[LANES] = {0};
     for (int c = 0; c < BESIDE; c += LANES) {
         for (int j = 0; j < LANES; j++) {
