@@ -26,6 +26,20 @@ def convolutions():
     return nn.Sequential(*net, nn.Sigmoid())
 
 
+class DefinesItsActivationLast(nn.Module):
+    """One ReLU for pictures, whose second unit is dead, defined behind a layer of features."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.relu = nn.Conv2d(3, 4, 3), nn.Linear(64, 3), nn.ReLU()
+        with torch.no_grad():
+            self.conv.bias[1] = -100
+
+    def forward(self, x):
+        return self.head(self.relu(self.conv(x)).flatten(1))
+
+
 def tokens():
     """Its channels stand in the last dimension."""
     torch.manual_seed(0)
@@ -57,6 +71,7 @@ def assert_logged(folder, model, data, dim=1, **options):
 HALF = [batch.bfloat16() for batch in batches(4, 4)]
 TOKENS = {"data": [normal(2, 7, 4)] * 2, "dim": -1}
 CASES = {
+    "a ReLU that is defined last": (DefinesItsActivationLast, {"data": pictures(3, 2)}),
     "a convolutional net": (convolutions, {"data": pictures(3, 3, 3)}),
     "unequal micro-batches": (convolutions, {"data": pictures(3, 1, 4, 2), "accumulate_grad_batches": 2}),
     "tokens, whose channels are the last dimension": (tokens, TOKENS),

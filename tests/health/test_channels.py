@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.model.layers import ChannelDims, DefinedDims, layers_of
+from hookboard.model.layers import ChannelDims, layers_of
 from hookboard.model.parameters import weights_of
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Site
@@ -25,7 +25,7 @@ MODEL = nn.ModuleDict(
 
 def dims():
     modules = {"": MODEL, **dict(named_submodules(MODEL))}
-    return DefinedDims(layers_of(modules, weights_of(modules)))
+    return ChannelDims(layers_of(modules, weights_of(modules)))
 
 
 @pytest.mark.parametrize(

@@ -356,10 +356,10 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
-        channels, histogram = ChannelDims(state.layers), NeedsHistogram(state.layers)
-        return Table(
-            self._plan(), loop.device, stage=state.stage, ranks=self._ranks, channels=channels, histogram=histogram
-        )
+        # No rule reads the channels of gradients.
+        channels, histogram = ChannelDims(state.layers, with_gradients=False), NeedsHistogram(state.layers)
+        how = {"stage": state.stage, "ranks": self._ranks, "channels": channels, "opened": channels.follow}
+        return Table(self._plan(), loop.device, histogram=histogram, **how)
 
     def _find_layers(self, state: HealthState) -> None:
         """Set the layers of a stage to those that the model has now."""

@@ -22,7 +22,7 @@ from hookboard.measure.readings import Reading, ReadingList, Readings
 from hookboard.measure.statistics import Plan, Statistic, as_list, plan
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
-from hookboard.model.layers import DefinedDims, layers_of
+from hookboard.model.layers import ChannelDims, layers_of
 from hookboard.model.parameters import are_unchanged, weights_of
 from hookboard.model.selection import check_selection, named_submodules
 from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Stage
@@ -137,13 +137,14 @@ class SiteLogger(HookboardCallback[V]):
 
     def _table(self, loop: Loop, state: V) -> Table:
         """Return the table of one stage."""
-        resolved, channels = self._plan(), None
+        resolved = self._plan()
+        how: dict[str, Any] = {"stage": state.stage, "histogram": self.histogram, "ranks": self._ranks}
         if resolved.needs("channels"):
             modules = {"": loop.model, **dict(named_submodules(loop.model))}
             weights = {name: weight for name, weight in weights_of(modules).items() if not is_lazy(weight)}
-            channels = DefinedDims(layers_of(modules, weights))
-        stage, has_histogram = state.stage, self.histogram
-        return Table(resolved, loop.device, stage=stage, histogram=has_histogram, channels=channels, ranks=self._ranks)
+            channels = ChannelDims(layers_of(modules, weights))
+            how |= {"channels": channels, "opened": channels.follow}
+        return Table(resolved, loop.device, **how)
 
     def _attach(self, loop: Loop, state: V) -> None:
         # Graphs that are compiled already ignore new hooks.

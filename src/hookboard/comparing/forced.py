@@ -17,14 +17,7 @@ from torch.autograd.function import FunctionCtx
 from hookboard.base.ranks import local
 from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded
-from hookboard.comparing.running import (
-    ModelRunner,
-    Spot,
-    buffers_in,
-    gradients_in,
-    watched_modules,
-    weights_in,
-)
+from hookboard.comparing.running import ModelRunner, Spot, buffers_in, gradients_in, watched_modules, weights_in
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""

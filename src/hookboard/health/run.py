@@ -14,14 +14,7 @@ from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding
-from hookboard.health.run_table import (
-    QUANTITIES,
-    LayerArrays,
-    LookArrays,
-    RunTable,
-    Silence,
-    quantities_of,
-)
+from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, Silence, quantities_of
 from hookboard.health.stage_comparison import StageComparison, compared
 from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Flow, Layer, order_with_late

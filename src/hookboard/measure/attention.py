@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import has_torch_function
 
-from hookboard.base.torch_private import (
-    calls_of_modules,
-    can_be_read,
-    computing_plainly,
-    in_backward,
-    unseen,
-)
+from hookboard.base.torch_private import calls_of_modules, can_be_read, computing_plainly, in_backward, unseen
 from hookboard.measure.card import needs_host
 from hookboard.measure.own_call import own_calls
 from hookboard.measure.table import Table

@@ -41,8 +41,9 @@ class Table:
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor,
             asked unless a statistic needs the bins of all.
-        channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
-            None for a tensor without channels. Default: no channels are measured.
+        channels: tells the dimension of a tensor that holds the channels, which are then measured one by one too.
+            Default: no channels are measured.
+        opened: called with each site before its first tensor; hooks open theirs while the forward pass runs.
         ranks: the processes that merge what they measured; every rank must then take what each `send` returns. None if
             nothing is merged.
     """
@@ -55,12 +56,13 @@ class Table:
         stage: Stage = "train",
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
+        opened: Callable[[Site], object] = lambda site: None,
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (), by which they are divided; None if they carry none."""
-        self._plan, self._histogram, self._channels = plan, histogram, channels
+        self._plan, self._histogram, self._channels, self._opened = plan, histogram, channels, opened
         self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
         self._slabs = {self._device: Slab(self._device, plan)}
@@ -161,6 +163,7 @@ class Table:
         with self._lock:
             if site not in self._slots:
                 self._slots[site] = Slot(site)
+                self._opened(site)
             return self._slots[site]
 
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.messages import warn_switched_off
-from hookboard.base.torch_private import (
-    in_backward,
-    modules_in,
-    runs_compiled,
-    sequence_number,
-    unseen,
-)
+from hookboard.base.torch_private import in_backward, modules_in, runs_compiled, sequence_number, unseen
 from hookboard.measure.gradients import (
     NO_GRADIENT,
     Edges,

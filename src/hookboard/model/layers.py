@@ -236,78 +236,65 @@ class Flow:
 
 
 class ChannelDims:
-    """A function that finds the dimension of a tensor that holds its channels (units, features).
+    """Finds the dimension of a tensor that holds its channels (units, features).
 
-    Call it in the order of execution, at least once for each layer: a layer without weights, such as an activation
-    function, has its channels where the layer before it had them at the first call.
+    A layer without weights, such as an activation function, has its channels where the layer that ran before it had
+    them. Which one that is, `follow` has been told; of layers that it was not told of, the model's definition decides,
+    by which a module with submodules ends with the last of them.
 
     Args:
-        layers: all watched layers, by name.
+        layers: layers of the model by name, in the order in which it defines them.
+        with_gradients: whether gradients of inputs and outputs have channels too.
 
     Examples:
         >>> import torch
-        >>> dims = ChannelDims({"conv": Layer("conv", "Conv2d", "conv"), "relu": Layer("relu", "ReLU", "rectifier")})
-        >>> [dims(Site(name, "output"), torch.zeros(2, 3, 8, 8)) for name in ("conv", "relu")]
-        [1, 1]
-    """
-
-    def __init__(self, layers: Mapping[str, Layer]) -> None:
-        self._layers = layers
-        self._is_last = False
-        self._known: dict[tuple[str, int], bool] = {}
-
-    def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
-
-        None if the tensor has fewer than two dimensions, for integers of a batch, updates, and other gradients than
-        `parameter_grad`.
-        """
-        if site.role == "input" and not site.name:  # the batch, whose integers are tokens
-            features = 2 if tensor.dim() == 3 else 1  # of a sequence, of all others
-            return features if tensor.dim() >= 2 and tensor.dtype.is_floating_point else None
-        if site.role in OF_PARTS or (site.role in ("parameter", "parameter_grad") and tensor.dim() >= 2):
-            return 0  # the part, or the unit whose weights these are
-        if site.role not in ("output", "input") or tensor.dim() < 2:
-            return None
-        layer, key = self._layers.get(site.name), (site.name, tensor.dim())
-        self._is_last = self._known.setdefault(key, _stands_last(layer, self._is_last, tensor))
-        return _dim(layer, tensor, self._is_last)
-
-
-class DefinedDims:
-    """A function that finds the dimension of a tensor that holds its channels; tensors may come in any order.
-
-    A layer without weights is taken to follow the layer that the model defines before it; a module with submodules, to
-    end with the last of them.
-
-    Args:
-        layers: all layers of the model by name, in the order in which it defines them.
-
-    Examples:
-        >>> import torch
-        >>> layers = {"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")}
-        >>> DefinedDims(layers)(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
+        >>> dims = ChannelDims({"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")})
+        >>> dims(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
         2
     """
 
-    def __init__(self, layers: Mapping[str, Layer]) -> None:
-        self._layers = layers
-        self._stands_last: dict[str, bool] = {}
+    def __init__(self, layers: Mapping[str, Layer], *, with_gradients: bool = True) -> None:
+        self._layers, self._with_gradients = layers, with_gradients
+        self._is_last: bool | None = None
+        """Whether the channels were last in the latest layer that ran and does not follow others."""
+        self._before: dict[str, bool] = {}
+        """The same of the layer before each that follows others, by the name of this one."""
         is_last = False
         for name, layer in layers.items():
-            is_last = _stands_last(layer, is_last)
-            parts = name.split(".")
-            for depth in range(len(parts) + 1):
-                self._stands_last[".".join(parts[:depth])] = is_last
+            is_last, parts = _stands_last(layer, is_last), name.split(".")
+            self._before |= {".".join(parts[:depth]): is_last for depth in range(len(parts) + 1)}
+
+    def follow(self, site: Site) -> None:
+        """Note that a module runs for the first time; call this in the order of execution."""
+        layer = self._layers.get(site.name)
+        if not _follows(layer):
+            self._is_last = _stands_last(layer, False)
+        elif self._is_last is not None:
+            self._before[site.name] = self._is_last
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """Return the dimension of the site's tensor that holds the channels; None if it has none."""
-        if tensor.dim() < 2 or ROLES[site.role].moments_only:
-            return None
-        if ROLES[site.role].of_parameter or site.role in OF_PARTS:
+        traits, layer = ROLES[site.role], self._layers.get(site.name)
+        if site.role == "input" and not site.name:  # the batch, whose integers are tokens
+            features = 2 if tensor.dim() == 3 else 1  # of a sequence, of all others
+            return features if tensor.dim() >= 2 and tensor.dtype.is_floating_point else None
+        if site.role in OF_PARTS:
             return 0
-        layer = self._layers.get(site.name)
-        return _dim(layer, tensor, _stands_last(layer, self._stands_last.get(site.name, False), tensor))
+        if tensor.dim() < 2 or traits.moments_only:
+            return None
+        if traits.of_parameter:
+            return 0  # the unit whose weights these are
+        if traits.is_gradient and not self._with_gradients:
+            return None
+        is_last = _stands_last(layer, self._before.get(site.name, False), tensor)
+        if not _follows(layer) and not traits.is_gradient:
+            self._is_last = is_last  # of a norm the tensor tells more than `follow` knows
+        return _dim(layer, tensor, is_last)
+
+
+def _follows(layer: Layer | None) -> bool:
+    """Return True if a layer has its channels where the one before it has them."""
+    return _stands_last(layer, False) != _stands_last(layer, True)
 
 
 def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None) -> bool:

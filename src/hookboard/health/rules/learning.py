@@ -22,13 +22,7 @@ from hookboard.health.losses import (
 )
 from hookboard.health.robust import median, median_of, medians
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.shared import (
-    UPDATE_RATIO_SMALL,
-    are_targets_unscaled,
-    clip_too,
-    harm_of,
-    to_stable_rate,
-)
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, are_targets_unscaled, clip_too, harm_of, to_stable_rate
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
 from hookboard.measure.row import FIELDS
