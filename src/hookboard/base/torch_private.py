@@ -25,7 +25,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -189,13 +188,6 @@ def as_plain(tensor: Tensor) -> Tensor:
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Return True if the scaler has divided its scale out of the optimizer's gradients since they were made."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-
-
-def remove_step_hooks(*hooks: Callable[..., object]) -> None:
-    """Remove these hooks on the steps of all optimizers, if they are there."""
-    for known in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
-        for key in [key for key, hook in known.items() if hook in hooks]:
-            known.pop(key, None)
 
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
