@@ -25,6 +25,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -195,6 +196,13 @@ def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
+def remove_step_hooks(*hooks: Callable[..., object]) -> None:
+    """Remove these hooks on the steps of all optimizers, if they are there."""
+    for known in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+        for key in [key for key, hook in known.items() if hook in hooks]:
+            known.pop(key, None)
+
+
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
 
@@ -304,12 +312,7 @@ def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
         if torch._C._len_torch_dispatch_stack():
             with _disable_current_modes():
                 return run(*args, **named)
-        try:
-            return run(*args, **named)
-        except BaseException:
-            while torch._C._len_torch_dispatch_stack():  # what Ctrl-C has left of the function's own
-                torch._C._pop_torch_dispatch_stack(None)
-            raise
+        return run(*args, **named)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:

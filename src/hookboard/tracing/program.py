@@ -33,11 +33,11 @@ from hookboard.base.torch_private import (
     unheard,
     waiting_ddp,
 )
-from hookboard.base.user_code import is_of_library
-from hookboard.model.layers import Flow
+from hookboard.health.run import Flow
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import MAX_NODES, Program, ProgramStep, nodes_behind
 from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
+from hookboard.tracing.user_code import is_of_library
 
 MAX_OPS = 10_000
 """A step with more calls is not read (a choice), nor is one with more than MAX_NODES nodes, as of a long LSTM."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
 from hookboard.health.rule import Finding
-from hookboard.health.run import StepFacts
-from hookboard.model.layers import Flow
+from hookboard.health.run import Flow, StepFacts
 from hookboard.tracing import handwritten
 from hookboard.tracing.bad_operation import nodes_behind
 from hookboard.tracing.built_in import STEP_RULES
