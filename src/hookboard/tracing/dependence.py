@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -77,7 +78,7 @@ def _mixing(done: TracedStep, graph: PartialGraph) -> Iterator[Finding]:
         if guilty is None or guilty.name in RESHAPES - {"view", "reshape"} or _is_meant(guilty, count):
             continue
         # Rows of numbers may be the positions of one sequence, or the objects of one scene.
-        first = guilty.inputs[0]
+        first = _taken_by(guilty)[0]
         may_be_meant = len(first.shape) == 2 and first.shape[0] == count and guilty not in of_loss
         yield _finding(guilty, first, guilty.results[0], may_be_meant=may_be_meant)
         return
@@ -88,7 +89,7 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
 
     What a batch norm returns counts too: it mixes samples on purpose.
     """
-    found: list[Value] = []
+    found: dict[Value, None] = {}
 
     def lies_between(one: Value) -> bool:
         op = one.op
@@ -96,13 +97,12 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
             return False
         is_norm = op.name == "batch_norm" and bool(op.arguments.get("training"))
         if graph.has(one) and (is_norm or not any(graph.has(given) and given.of_batch for given in op.inputs)):
-            found.append(one)
+            found[one] = None
             return False
         return True
 
-    for _ in end.ancestors(lies_between):
-        pass
-    return found
+    deque(end.ancestors(lies_between), maxlen=0)
+    return [*found]
 
 
 Layout = Callable[[Tensor], Tensor]
@@ -177,13 +177,18 @@ def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
     return bool(given) and any(graph.has(one) and _mixes(graph, one, given, count) for one in op.results)
 
 
+def _taken_by(op: Op) -> list[Value]:
+    """Return what a call takes of the samples."""
+    return [one for one in op.inputs if one.of_batch and one.requires_grad] or op.inputs[:1]
+
+
 def _is_meant(op: Op, count: int) -> bool:
     """Return True if a call shows that it mixes samples on purpose.
 
     It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
     takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch.
     """
-    result, given = op.results[0], [one for one in op.inputs if one.of_batch and one.requires_grad] or op.inputs[:1]
+    result, given = op.results[0], _taken_by(op)
     number, first = result.shape.count(count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
