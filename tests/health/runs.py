@@ -6,9 +6,9 @@ import numpy as np
 from health.looks import layers, look, reading, row
 
 from hookboard.health.rule import Finding, Rule
-from hookboard.health.run import Run, StepFacts
+from hookboard.health.run import Flow, Run, StepFacts
 from hookboard.measure.readings import Reading
-from hookboard.model.layers import Flow, Kind, Layer
+from hookboard.model.layers import Kind, Layer
 
 WINDOW = 3
 

@@ -73,25 +73,6 @@ def test_nothing_is_said_of_samples_that_stay_by_themselves_or_are_put_in_anothe
     assert mixing(between) == []
 
 
-@pytest.mark.parametrize(
-    "order_of", [lambda x, y: y.argsort(), lambda x, y: x[:, 0].argsort(descending=True)], ids=["class", "length"]
-)
-@pytest.mark.parametrize("is_alike", [True, False])
-def test_samples_in_another_order_are_mixed_only_if_their_targets_stay(order_of, is_alike):
-    model, batch = (
-        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
-        (torch.randn(12, 5), torch.arange(12) % 3),
-    )
-
-    def step(batch):
-        x, y = batch
-        order = order_of(x, y)
-        return cross_entropy(model(x[order]), y[order] if is_alike else y)
-
-    found = [(one.rule, one.evidence.split(" at ")[0]) for one in audit(model, batch, step)]
-    assert found == ([] if is_alike else [("batch_mixing", "getitem")])
-
-
 def test_a_softmax_over_samples_in_another_order_is_an_alarm():
     assert mixing(lambda x: attention(x[x[:, 0, 0].argsort()], 0)) == [("alarm", "softmax")]
 
@@ -139,32 +120,16 @@ def test_nodes_that_take_those_at_the_other_end_of_an_edge_are_none():
 SERIES = torch.randn(4, 12, 2).cumsum(1)
 
 
-class Convolves(nn.Module):
-    def __init__(self, padding):
-        super().__init__()
-        self.padding, self.net = padding, nn.Conv1d(2, 2, 3)
-
-    def forward(self, x):
-        return self.net(nn.functional.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
-
-
-@pytest.mark.parametrize(("padding", "rules"), [((1, 1), ["future_leak"]), ((2, 0), [])])
-def test_a_convolution_that_sees_the_next_number_is_an_alarm(padding, rules):
-    model = Convolves(padding)
-    found = audit(model, SERIES, lambda batch: mse_loss(model(batch[:, :-1]), batch[:, 1:]))
-    assert [one.rule for one in found] == rules
-
-
 @pytest.mark.parametrize(("recalls", "rules"), [(True, []), (False, ["future_leak"])])
 def test_a_model_that_recalls_numbers_leaves_out_its_first_outputs(recalls, rules):
-    net, head = nn.GRU(2, 8, batch_first=True, bidirectional=not recalls), nn.LazyLinear(2)
-    head(net(SERIES)[0])
+    stem, net, head = nn.Linear(2, 4), nn.GRU(4, 8, batch_first=True, bidirectional=not recalls), nn.LazyLinear(2)
+    head(net(stem(SERIES))[0])
 
     def step(batch):
-        outputs = head(net(batch)[0])
+        outputs = head(net(stem(batch))[0])
         return mse_loss(outputs[:, 3:], batch[:, 2:-1]) if recalls else mse_loss(outputs[:, :-1], batch[:, 1:])
 
-    assert [one.rule for one in audit(nn.ModuleList([net, head]), SERIES, step)] == rules
+    assert [one.rule for one in audit(nn.ModuleList([stem, net, head]), SERIES, step)] == rules
 
 
 TOKENS = torch.randint(0, 20, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -199,3 +164,33 @@ def test_targets_two_tokens_later_are_an_alarm_unless_others_are_the_next_ones()
     both = nn.ModuleList([model, further])
     step = lambda batch: cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten()) + next_but_one(batch)  # noqa: E731
     assert audit(both, TOKENS, step) == ()
+
+
+@pytest.mark.parametrize(
+    ("norm", "severity"), [(nn.BatchNorm1d(6), []), (nn.Sequential(nn.BatchNorm1d(6), nn.Softmax(0)), ["softmax"])]
+)
+def test_a_batch_norm_may_mix_samples_and_what_follows_it_may_not(norm, severity):
+    assert [name for _, name in mixing(norm)] == severity
+
+
+def test_a_view_of_the_batch_that_mixes_samples_is_an_alarm():
+    model = nn.Sequential(nn.LSTM(5, 8), Last())
+    step = lambda batch: cross_entropy(model(batch[0].view(6, 4, 5)), batch[1])  # noqa: E731
+    assert [(one.rule, one.evidence.split(" at ")[0]) for one in audit(model, (SEQUENCES, CLASSES), step)] == [
+        ("batch_mixing", "view")
+    ]
+
+
+@pytest.mark.parametrize(("is_first", "rules"), [(True, []), (False, ["batch_mixing"])])
+def test_a_recurrent_layer_that_takes_the_batch_runs_over_its_samples_unless_they_are_first(is_first, rules):
+    model = nn.Sequential(nn.GRU(5, 8, batch_first=is_first), Last())
+    found = audit(model, (SEQUENCES, CLASSES), lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    assert [one.rule for one in found] == rules
+
+
+class Last(nn.Module):
+    """Takes the first three numbers of a recurrent layer's output: at the last position, or at the last sample."""
+
+    def forward(self, returned):
+        output = returned[0]
+        return output[:, -1, :3] if output.shape[0] == len(CLASSES) else output[-1, :, :3]

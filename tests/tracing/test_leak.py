@@ -77,7 +77,7 @@ def test_a_model_that_sees_later_tokens_is_an_alarm(way, make):
     before = model(tokens)[0, position]
     tokens[0, position + 1] = (tokens[0, position + 1] + 1) % 20
     assert not torch.equal(before, model(tokens)[0, position])
-    assert f"the output at position {position} changes when that input changes" in found.evidence
+    assert f"the output at position {position} depends on that input" in found.evidence
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,27 +107,3 @@ def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
         step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
         found = audit(model, (TOKENS, targets), step)
         assert {one.rule for one in found} <= {"no_influence"}, "it has no positions"
-
-
-class TimeFirst(Recurs):
-    """Takes and gives (positions, samples)."""
-
-    def __init__(self):
-        super().__init__(False)
-        self.net = nn.LSTM(8, 8)
-
-
-@pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (True, 0)])
-def test_outputs_and_targets_that_are_flattened_in_different_orders_are_an_alarm(is_transposed, count):
-    model = TimeFirst()
-    tags = torch.randint(0, 20, (3, 9))
-
-    def step(batch):
-        tokens, wanted = batch
-        return cross_entropy(model(tokens.t()).flatten(0, 1), (wanted.t() if is_transposed else wanted).flatten())
-
-    found = [one for one in audit(model, (TOKENS, tags), step) if one.rule == "loss_shape"]
-    assert len(found) == count
-    if count:
-        # Row 24 is of sample 0 at the last position, and a target of sample 2.
-        assert "outputs of the first sample with targets of others, as in row 24 of 27" in found[0].evidence

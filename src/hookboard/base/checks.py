@@ -48,11 +48,6 @@ def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", ot
     check(option, given, lambda one: is_whole(one) and (least is None or one >= least), valid, otherwise)
 
 
-def check_steps(every_n_steps: Any, otherwise: str) -> None:
-    """Check that `every_n_steps` is a whole number of at least 1, or None. For `otherwise` see `wrong`."""
-    check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
-
-
 def check_number(
     option: str, given: Any, valid: str = "a number", is_valid: Valid = lambda one: True, otherwise: str | None = None
 ) -> None:
@@ -121,15 +116,6 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
 def check_list(option: str, given: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check a list, or another sequence, with at least one element, each of which is valid."""
     check(option, given, lambda one: is_list(one) and len(one) > 0 and all(map(is_valid, one)), valid, otherwise)
-
-
-def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Check the mean and standard deviation that pictures were normalized with, one number per channel."""
-    check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
-    valid = "a list with a number above 0 for each channel"
-    check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
-    if len(mean or ()) != len(std or ()):
-        raise ValueError(f"mean={mean!r}, std={std!r}: pass both with the same length, or neither.")
 
 
 def is_list(given: object) -> bool:

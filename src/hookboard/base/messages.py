@@ -5,8 +5,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,17 +46,6 @@ def warn(text: str) -> None:
         warnings.warn_explicit(HookboardWarning(f"{PREFIX}{text}"), HookboardWarning, *place)
     except HookboardWarning as given:
         warnings.showwarning(given, HookboardWarning, *place)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Ignore all warnings; others still come once, which `catch_warnings` would undo."""
-    here = ("ignore", None, Warning, None, 0)
-    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
-    try:
-        yield
-    finally:
-        warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
 
 
 def rank_zero_warn(text: str) -> None:

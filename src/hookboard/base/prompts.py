@@ -16,13 +16,6 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows])
 
 
-class ShownText(str):
-    """A text that is printed as it is at a prompt."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def cell_of(path: str) -> str:
     """Return the cell of IPython whose code has this path, as in "In [5]"; "" for a file."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

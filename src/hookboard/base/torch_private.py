@@ -5,7 +5,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from itertools import chain, starmap
@@ -25,9 +25,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,12 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
 def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
     """Return what a node of torch has saved under a name and is no tensor, such as an exponent."""
     return getattr(node, f"_saved_{name}", default)
+
+
+def packs_saved_tensors() -> bool:
+    """Return True if hooks pack what autograd saves now; always where torch does not tell, as 2.6 does not."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: True)
+    return top(True) is not None
 
 
 def has_memory(tensor: Tensor) -> bool:
@@ -190,6 +196,13 @@ def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
+def remove_step_hooks(*hooks: Callable[..., object]) -> None:
+    """Remove these hooks on the steps of all optimizers, if they are there."""
+    for known in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+        for key in [key for key, hook in known.items() if hook in hooks]:
+            known.pop(key, None)
+
+
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
 
@@ -224,23 +237,6 @@ class NoCollectives(TorchDispatchMode):
         """Run the operator; raise a RuntimeError instead if it is a collective."""
         if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             raise RuntimeError(f"the collective {operator} cannot run here: {self._why}")
-        return operator(*args, **(kwargs or {}))
-
-
-class NothingOfOthers(TorchDispatchMode):
-    """Inside it an operator that is not torch's own, or writes to memory of these tensors, raises a RuntimeError."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._kept = {tensor.untyped_storage()._cdata for tensor in tensors}
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, or raise the error before it runs."""
-        if operator.namespace not in ("aten", "prim", "prims"):
-            raise RuntimeError(f"{operator} is not one of torch's own operators, or it communicates with other ranks")
-        written = tree_leaves([args[:1], kwargs]) if operator._schema.is_mutable else []  # `self`, or `out`
-        if any(isinstance(one, Tensor) and one.untyped_storage()._cdata in self._kept for one in written):
-            raise RuntimeError("a call in the step changes a weight in place")
         return operator(*args, **(kwargs or {}))
 
 
@@ -316,12 +312,7 @@ def run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
         if torch._C._len_torch_dispatch_stack():
             with _disable_current_modes():
                 return run(*args, **named)
-        try:
-            return run(*args, **named)
-        except BaseException:
-            while torch._C._len_torch_dispatch_stack():  # what Ctrl-C has left of the function's own
-                torch._C._pop_torch_dispatch_stack(None)
-            raise
+        return run(*args, **named)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
@@ -339,26 +330,6 @@ def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
 
 unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
-
-
-def generators(own: object) -> list[torch.Generator]:
-    """Return what a call may draw random numbers from: the CPU's, the present CUDA device's, and its own generator."""
-    found = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else ())]
-    if torch.cuda.is_initialized():
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    return found
-
-
-def state_of(generator: torch.Generator) -> bytes:
-    """Return the state of a generator, unseen by modes and transforms of the user's: a state is a tensor."""
-    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
-        return generator.get_state().numpy().tobytes()
-
-
-def set_state(generator: torch.Generator, state: bytes) -> None:
-    """Give a generator a state from `state_of`."""
-    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.checks import check_list, check_name, check_normalization, is_whole, wrong
+from hookboard.base.checks import check_list, check_name, is_finite, is_whole, wrong
 from hookboard.base.torch_private import NoCollectives
 from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.capturing.attribute import (
@@ -106,7 +106,7 @@ class CAMLogger(PictureLogger):
         elif not is_whole(target) or target < 0:
             raise wrong("target", target, "'predicted', 'label', or a class index, 0 or more")
         check_name("stage", stage, get_args(EvaluationStage))
-        check_normalization(mean, std)
+        _check_normalization(mean, std)
         check_list("classes", classes, lambda name: isinstance(name, str), "a list of names", "")
         self.modules = modules
         self.method = method
@@ -214,6 +214,15 @@ class CAMLogger(PictureLogger):
             parts = [f"output {scores[1]:.3g}" if is_single else f"output {explained} is {scores[explained]:.3g}"]
             of = "what lowers it" if is_single and explained == 0 else "what raises it"
         return ", ".join([*parts, "class-agnostic map" if METHODS[self.method].needs == "nothing" else f"map of {of}"])
+
+
+def _check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    """Check the mean and standard deviation that pictures were normalized with, one number per channel."""
+    check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
+    valid = "a list with a number above 0 for each channel"
+    check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
+    if len(mean or ()) != len(std or ()):
+        raise ValueError(f"mean={mean!r}, std={std!r}: pass both with the same length, or neither.")
 
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.checks import check_steps, check_switches, chosen, wrong
+from hookboard.base.checks import check_switches, check_whole, chosen, wrong
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
@@ -58,7 +58,8 @@ class SiteLogger(HookboardCallback[V]):
         super().__init__()
         check_selection(modules, types)
         check_switches(histogram=histogram, sync_dist=sync_dist)
-        check_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
+        otherwise = "to follow the Trainer's log_every_n_steps"
+        check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
         chosen("stages", stages, get_args(Stage))
         if not as_list(statistics) and not histogram:
             raise wrong("statistics", statistics, "at least one statistic, or histogram=True")

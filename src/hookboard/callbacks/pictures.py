@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookboard.base.checks import check_steps, check_whole
+from hookboard.base.checks import check_whole
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import inform
 from hookboard.images.picture import Picture
@@ -53,7 +53,8 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
-        check_steps(every_n_steps, f"to use {STEPS_PER_LOG} times the Trainer's log_every_n_steps")
+        otherwise = f"to use {STEPS_PER_LOG} times the Trainer's log_every_n_steps"
+        check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
         check_whole("batch_idx", batch_idx, 0)
         for name, count in counts.items():
             check_whole(name, count)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
 from hookboard.base.eager import run_eagerly
-from hookboard.base.prompts import ShownText, text_table
+from hookboard.base.prompts import text_table
 from hookboard.base.torch_private import in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images.feature_maps import dense, feature_maps, maps_in, samples_first, select_maps
@@ -35,6 +35,14 @@ NO_PART = "no gradient arrived, because the loss does not depend on the tensor"
 
 WATCHED = "Tensor"
 """Stands for the type of the module in the summary of a tensor that was passed to `watch`."""
+
+
+class ShownText(str):
+    """A text that is printed as it is at a prompt."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
 
 Tensors = Tensor | dict[str, Tensor]
 """One tensor, or several by the index or key that leads to each."""

@@ -1,9 +1,10 @@
 """`Run`: what has been measured of a training so far, in memory that does not grow with its length."""
 
+import functools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from hookboard.health.rule import Finding
 from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, Silence, quantities_of
 from hookboard.health.stage_comparison import StageComparison, compared
 from hookboard.measure.row import FIELDS
-from hookboard.model.layers import Flow, Layer, order_with_late
+from hookboard.model.layers import Layer, order_with_late
 from hookboard.model.sites import Role
 
 BLOWN_UP_LOSS_FACTOR = 10.0
@@ -49,6 +50,33 @@ class Router(NamedTuple):
     parts: tuple[str, ...]
     experts: int
     picks: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Which layer's output flows into which other layer, in one step that was read; empty if none was read.
+
+    Args:
+        above: layer to the layers whose output flows into it, also through others: bit `i` of the number stands for
+            the `i`-th layer of this mapping.
+    """
+
+    above: Mapping[str, int] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.above)}
+
+    def are_apart(self, one: str, other: str) -> bool:
+        """Return True if these are two known layers, and the output of neither flows into the other.
+
+        >>> flow = Flow({"stem": 0b000, "left": 0b001, "right": 0b001})
+        >>> flow.are_apart("left", "right"), flow.are_apart("stem", "left"), flow.are_apart("left", "unknown")
+        (True, False, False)
+        """
+        if one == other or not {one, other} <= self.above.keys():
+            return False
+        return not (self.above[one] >> self._places[other] | self.above[other] >> self._places[one]) & 1
 
 
 class StepFacts(NamedTuple):

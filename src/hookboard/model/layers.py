@@ -55,14 +55,6 @@ CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
 of these two dimensions has as many elements as the layer has gains, it is that one, whatever the name.
 """
 
-SATURATED_SHARE = 0.97
-"""An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
-2.1, where it passes 6 % of the gradient (Karpathy).
-"""
-
-RANGES = {"Tanh": (-1, 1), "Sigmoid": (0, 1), "Hardtanh": (-1, 1), "Hardsigmoid": (0, 1), "Softsign": (-1, 1)}
-"""The range of each bounded activation, by class name; a Hardtanh may be given another one."""
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -138,9 +130,7 @@ def _kind_by_name(module: nn.Module, children: Sequence[nn.Module]) -> Kind:
         return "norm" if are_vectors else "other"
     if parameters_in(module) or children:
         return "other"
-    if LEAKY_NAME.search(name):
-        return "smooth"
-    return "rectifier" if RECTIFIER_NAME.search(name) else "other"
+    return "smooth" if LEAKY_NAME.search(name) else "rectifier" if RECTIFIER_NAME.search(name) else "other"
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Parameter]) -> dict[str, Layer]:
@@ -206,33 +196,6 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
         behind = [place for place, other in enumerate(order, 1) if places.get(other, math.inf) < places[name]]
         order.insert(behind[-1] if behind else 0, name)
     return order
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Which layer's output flows into which other layer, in one step that was read; empty if none was read.
-
-    Args:
-        above: layer to the layers whose output flows into it, also through others: bit `i` of the number stands for
-            the `i`-th layer of this mapping.
-    """
-
-    above: Mapping[str, int] = field(default_factory=dict)
-
-    @functools.cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.above)}
-
-    def are_apart(self, one: str, other: str) -> bool:
-        """Return True if these are two known layers, and the output of neither flows into the other.
-
-        >>> flow = Flow({"stem": 0b000, "left": 0b001, "right": 0b001})
-        >>> flow.are_apart("left", "right"), flow.are_apart("stem", "left"), flow.are_apart("left", "unknown")
-        (True, False, False)
-        """
-        if one == other or not {one, other} <= self.above.keys():
-            return False
-        return not (self.above[one] >> self._places[other] | self.above[other] >> self._places[one]) & 1
 
 
 class ChannelDims:

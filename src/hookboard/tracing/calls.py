@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from hookboard.base.prompts import file_name
@@ -21,6 +20,13 @@ RESHAPES = frozenset(_RESHAPES.split())
 
 CUTS = frozenset({"detach", "data", "item", "tolist", "numpy", "argmax"})
 """Operations whose result has no gradient with respect to their input."""
+
+
+CREATING = frozenset(
+    {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size"}
+)
+"""Functions that take nothing but shape, dtype and device from a tensor."""
 
 
 class Place(NamedTuple):
@@ -57,9 +63,6 @@ class Op:
             in Python by index ("0", "1", ...). In place of a tensor stands its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
-        function: the function.
-        drawn: the generators of random numbers that the call has drawn from, with their states before.
-        autocast: the type of the device and the dtype of the autocast that it ran in; None without one.
         seen: what the observer of this function returned; None if it has none.
         results: the values of the tensors that it returned.
         number: the number that it returned in place of a tensor; None for others.
@@ -70,9 +73,6 @@ class Op:
     arguments: dict[str, Any]
     place: Place
     with_grad: bool
-    function: Callable[..., Any]
-    drawn: list[tuple[torch.Generator, bytes]]
-    autocast: tuple[str, torch.dtype] | None = None
     seen: Any = None
     results: "list[Value]" = field(default_factory=list)
     number: float | None = None
@@ -97,6 +97,7 @@ class Value:
         of_batch: whether it is part of the batch, or computed from such a tensor.
         of_parameters: whether it is a parameter, or computed from one.
         is_of: tells whether a tensor with the id of this one is this one.
+        node: the sequence number of the autograd node that made it, and which of its outputs it is; None without one.
     """
 
     op: Op | None
@@ -107,6 +108,7 @@ class Value:
     of_batch: bool
     of_parameters: bool
     is_of: Callable[[Tensor], bool]
+    node: tuple[int, int] | None = None
 
     @property
     def origin(self) -> "Value":

@@ -5,16 +5,10 @@ from collections.abc import Iterator, Mapping
 
 from hookboard.base.messages import listed
 from hookboard.health.rule import Finding, Rule
-from hookboard.tracing.calls import CUTS, Op, Value
+from hookboard.tracing.calls import CREATING, CUTS, Op, Value
 from hookboard.tracing.ledger import joining, terms_of, trained_by
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
 from hookboard.tracing.stillness import targets_of
-
-_CREATING = frozenset(
-    {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
-    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size"}
-)
-"""Functions that take nothing but shape, dtype and device from a tensor."""
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:
@@ -37,7 +31,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
-        if value.requires_grad or op.name in _CREATING or (op.name, op.place) in cuts:
+        if value.requires_grad or op.name in CREATING or (op.name, op.place) in cuts:
             continue
         if any(given.requires_grad for given in op.inputs):
             lost = {name for given in op.inputs for name in trained_by(given) or ()}.intersection(done.without)
@@ -99,7 +93,7 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
                 "alarm",
             )
             return
-        if op is None or op.name in _CREATING or term in done.still:
+        if op is None or op.name in CREATING or term in done.still:
             continue
         yield _without_gradient(op)
         return

@@ -1,90 +1,55 @@
-"""Finds outputs that depend on what they must not: on other samples of the batch, or on their own targets.
-
-The recorded calls are made again with one sample, or one position, exchanged for another: what moves depends on it.
-"""
+"""Finds outputs that depend on other samples of the batch."""
 
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value, loss_part
-from hookboard.tracing.positions import (
-    ROUNDING,
-    Meeting,
-    ahead_of,
-    meetings_of,
-    of_positions,
-    other_positions,
-    tensor_of,
-)
-from hookboard.tracing.rules import TracedStep
-from hookboard.tracing.tape import UNANSWERED, Tape
+from hookboard.tracing.graph import UNANSWERED, PartialGraph
+from hookboard.tracing.leak import future_leak
+from hookboard.tracing.rules import TracedStep, losses_of
 
-AGREEMENT = 1e-2
-"""A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
+ROUNDING = 1e-5
+"""A gradient below this share of the largest one is none (a choice): kernels round, and finite masks such as -10000
+leave a little."""
 
-PART = 4096
-"""About so many numbers of each sample are compared (a choice)."""
+MAX_ENDS = 4
+"""Of so many tensors that enter the loss it is asked, the last ones first (a choice)."""
 
-OVERLAP = 0.75
-"""If a smaller share of a sample's targets meets its outputs, they are another sample's targets (a choice)."""
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def dependence(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for outputs that depend on other samples than their targets, or on what they are to predict.
-
-    Nothing is asked if the replayed loss is another one than that of the step.
-    """
-    meetings = meetings_of(done)
+    """Yield an alarm for outputs that depend on other samples than their own, or on what they are to predict."""
     try:
-        count, is_clear = _count_of(done)
-        found = [one for meeting in meetings[:4] for one in ahead_of(done, meeting)]
-        ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
-        variants = [{}, _other_sample(done, count)] + (other_positions(done, ahead) if ahead is not None else [])
-        if not any(variants):
-            return
-        flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
-        kept = [*meetings, *([ahead.meeting] if ahead is not None else ())]
-        moves = _Moves(count, [value for one in kept for value in (one.output, one.target)])
-        for value, other in variants[1].items():
-            moves.note(None, value, [tensor_of(done, value), other])
-        tape = Tape(done.step, done.loss)
-        loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
-        wanted = [Tape(done.step, one.target).run(variants[:2]) for one in flat]
+        yield from _mixing(done, done.graph)
+        yield from future_leak(done)
     except UNANSWERED as error:
-        said = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
-        done.step.not_asked = "a call of the step cannot be replayed" if "aten::" in said else said
-        return
-    if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
-        done.step.not_asked = "replaying the step gives a different loss"
-        return
-    if is_clear:
-        yield from _of_samples(done, tape, moves)
-    for meeting, targets in zip(flat, wanted, strict=True):
-        yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
-    if ahead is not None:
-        yield from of_positions(ahead, moves.kept[ahead.meeting.output])
+        done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
 
 
 BATCH_MIXING = Rule("batch_mixing", dependence, of="step")
 FUTURE_LEAK = Rule("future_leak", None, of="step", gives="alarm")
 
 
-def _count_of(done: TracedStep) -> tuple[int, bool]:
-    """Return the length of the batch's first dimension, 0 if its tensors differ, and whether it counts the samples.
+def _count_of(done: TracedStep) -> int:
+    """Return how many samples the batch has; 0 if its tensors do not tell.
 
-    It does if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), on pictures,
-    on tensors that differ in their second dimension, or on nothing but matrices of real numbers with as many rows.
+    Its first dimension counts them if the loss depends on a tensor of the batch with one number per sample, shape (n,)
+    or (n, 1), on pictures, on tensors that differ in their second dimension, or on nothing but matrices of real numbers
+    with as many rows.
     """
     given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
     shapes = [value.shape for value in given]
     counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
-    if all(len(shape) == 2 for shape in shapes) and all(tensor_of(done, value).is_floating_point() for value in given):
+    if all(len(value.shape) == 2 and value.path in done.step.float_paths for value in given):
         counts |= {shape[0] for shape in shapes}
     first = counts or {shape[0] for shape in shapes if shape}
     # Pictures have their samples first; sequences may have them second, but then all tensors have.
@@ -93,156 +58,149 @@ def _count_of(done: TracedStep) -> tuple[int, bool]:
         or len({shape[1] for shape in shapes if len(shape) > 1}) > 1
         or max(map(len, shapes), default=0) > 3
     )
-    count = first.pop() if len(first) == 1 else 0
-    return count if count > 1 else 0, is_clear
+    return first.pop() if len(first) == 1 and is_clear and min(first) > 1 else 0
 
 
-def _other_sample(done: TracedStep, count: int) -> dict[Value, Tensor]:
-    """Return the tensors of the batch with the first sample exchanged for another one."""
-    changed = {}
-    for value in done.loss.ancestors() if count else ():
-        axes = [axis for axis, size in enumerate(value.shape) if size == count]
-        if value.path is not None and value.op is None and axes:
-            rows = tensor_of(done, value).clone().movedim(axes[0], 0)
-            others = (rows != rows[0]).reshape(count, -1).sum(1)
-            rows[0] = rows[others.argmax()].clone()
-            changed[value] = rows.movedim(0, axes[0])
-    return changed
-
-
-class _Moves:
-    """What moves in each variant, noted while the calls are made again.
-
-    Args:
-        count: how many samples the batch has; 0 if that is not clear.
-        kept: the values whose numbers are all kept.
-    """
-
-    def __init__(self, count: int, kept: list[Value]) -> None:
-        self.count = count
-        self.of: dict[Value, list[tuple[Tensor, Tensor]]] = {}
-        """For each value of real numbers, in each layout that it may have, by how much each sample moves, and how many
-        samples are none of those before, wherever they stand."""
-        self.most: dict[Value, Tensor] = {}
-        """By how much they move at most."""
-        self.kept: dict[Value, list[Tensor]] = {value: [] for value in kept}
-
-    def note(self, op: Op | None, value: Value, tensors: list[Tensor]) -> None:
-        if value in self.kept:
-            self.kept[value] = [tensor.detach() for tensor in tensors]
-        before, after = (tensor.detach() for tensor in tensors[:2])
-        if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
-            return
-        axes = [axis for axis, size in enumerate(before.shape) if size == self.count]
-        layouts = [[one.movedim(axis, 0) for one in (before, after)] for axis in axes]
-        # Samples and positions may be in one dimension, and features be as many as samples.
-        given = [one.shape for one in op.inputs] if op is not None else []
-        is_cut_anew = len(given) == 1 and math.prod(given[0]) == before.numel() and given[0][:1] != before.shape[:1]
-        if not (axes and is_cut_anew) and before.dim() and len(before) % self.count == 0:
-            cut = [one.reshape(-1, self.count, *one.shape[1:]).transpose(0, 1) for one in (before, after)]
-            layouts += [[before, after], cut]
-        parts = [[_part(one, self.count) for one in pair] for pair in layouts]
-        self.of[value] = [(_moved(*pair), _strays(*_keys(*pair))) for pair in parts]
-        self.most[value] = self.of[value][0][0].amax() if layouts else _moved(_part(before, 1), _part(after, 1)).amax()
-
-    def mixes(self, value: Value, *, by_place: bool = False) -> bool | None:
-        """Return whether other samples than one move; None if the samples cannot be told apart, or none moves.
-
-        Args:
-            value: the value.
-            by_place: whether samples that are put in another order move too.
-        """
-        found = [(moved.tolist(), float(strays)) for moved, strays in self.of.get(value, ())]
-        largest = max((max(moved) for moved, _ in found), default=0.0)
-        if not largest > 0:
-            return None
-        least = ROUNDING * min(largest, 1e30)
-        return all(max(moved[1:]) > least and (by_place or strays > 1) for moved, strays in found)
-
-    def mixes_pairs(self, meeting: Meeting) -> bool:
-        """Return whether more than one output meets another target when one sample changes."""
-        parts = [
-            [_part(one, self.count) for one in self.kept[value][:2] if one.shape[:1] == (self.count,)]
-            for value in (meeting.output, meeting.target)
-        ]
-        if not all(len(pair) == 2 and pair[0].shape == pair[1].shape for pair in parts):
-            return False
-        outputs, targets = (_keys(*pair) for pair in parts)
-        before, after = (2 * one + other for one, other in zip(outputs, targets, strict=True))
-        return float(_strays(before, after)) > 1
-
-
-def _part(tensor: Tensor, rows: int) -> Tensor:
-    """Return a part of the numbers of each row, shape (rows, numbers)."""
-    stride = tensor.numel() // (rows * PART) | 1  # odd, so that it meets all channels
-    return tensor.reshape(rows, -1)[:, ::stride]
-
-
-def _moved(before: Tensor, after: Tensor) -> Tensor:
-    """Return by how much the rows move at most, shape (rows,)."""
-    # Infinities that stay have not moved.
-    return (after - before).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf).amax(1)
-
-
-def _keys(*tensors: Tensor) -> list[Tensor]:
-    """Return a number for each row, which another row has only if it is the same but for rounding."""
-    parts = [one.double().nan_to_num(0.0, 0.0, 0.0) for one in tensors]
-    weights = torch.arange(1.0, 1 + parts[0].shape[1], dtype=torch.double, device=parts[0].device).sin()
-    return [one @ weights / parts[0].abs().amax().clamp(min=1e-300) for one in parts]
-
-
-def _strays(before: Tensor, after: Tensor) -> Tensor:
-    """Return how many keys are none of those before, shape ()."""
-    known = before.sort().values
-    place = torch.searchsorted(known, after).clamp(1, len(known) - 1)
-    apart = torch.minimum((after - known[place - 1]).abs(), (after - known[place]).abs())
-    return (apart > ROUNDING * known.abs().amax()).sum()
-
-
-def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
-    """Yield a finding for the first call that takes samples and mixes them, if the outputs are mixed in the end."""
-    of_loss, meetings = set(loss_part(done.loss)), meetings_of(done)
-    heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
-    is_in_model = any(moves.mixes(one) for one in heads)
-    pairs = [one for one in meetings if moves.mixes_pairs(one) and moves.mixes(one.target, by_place=True) is not True]
-    compared = [{value.op for value in one.output.ancestors()} for one in pairs]
-    # Those in another order are mixed only if they meet the targets of others.
-    for by_place, op in itertools.product((False, True), tape.ops):
-        mixes = functools.partial(moves.mixes, by_place=by_place)
-        mixed = [one for one in op.results if mixes(one)]
-        given = [one for one in op.inputs if one.path is not None or (one in moves.most and float(moves.most[one]) > 0)]
-        if not mixed or not given or any(map(mixes, given)):
+def _mixing(done: TracedStep, graph: PartialGraph) -> Iterator[Finding]:
+    """Yield a finding for the first call that takes samples and mixes them, if an output is mixed in the end."""
+    count, of_loss = _count_of(done), set(loss_part(done.loss))
+    ends = dict.fromkeys(one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss)
+    # What is compared with a target of its own is of one sample too.
+    ends |= dict.fromkeys(one.output for one in losses_of(done) if one.target.origin in done.step.given)
+    for end in [one for one in ends if count and one.of_batch and graph.has(one)][:MAX_ENDS]:
+        firsts = firsts_behind(end, graph)
+        on_data = _mixing_on_data(firsts, count)
+        if on_data is None and not _mixes(graph, end, firsts, count):
             continue
-        result = mixed[0]
-        if not result.requires_grad and op.name not in RESHAPES:
-            return  # inputs that are mixed on purpose, as in mixup; or choices, as of experts
-        if not (is_in_model and not by_place) and not any(op in ops for ops in compared):
+        behind = {one.op for one in end.ancestors(lambda one, firsts=firsts: one not in firsts)}  # type: ignore[misc]
+        ops = [op for op in done.step.ops if op in behind and op.with_grad]
+        guilty = on_data or next((op for op in ops if _is_guilty(graph, op, count)), None)
+        if guilty is None or guilty.name in RESHAPES - {"view", "reshape"} or _is_meant(guilty, count):
             continue
-        if not _is_meant(op, given, result, moves):
-            # Rows of numbers may be the positions of one sequence, or the objects of one scene.
-            is_open = len(given[0].shape) == 2 and given[0].shape[0] == moves.count and op not in of_loss
-            yield _mixing(op, given[0], result, may_be_meant=is_open)
+        # Rows of numbers may be the positions of one sequence, or the objects of one scene.
+        first = _taken_by(guilty)[0]
+        may_be_meant = len(first.shape) == 2 and first.shape[0] == count and guilty not in of_loss
+        yield _finding(guilty, first, guilty.results[0], may_be_meant=may_be_meant)
         return
 
 
-def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
+def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
+    """Return where the batch enters the graph behind a tensor: the first tensors that need a gradient.
+
+    What a batch norm returns counts too: it mixes samples on purpose.
+    """
+    found: dict[Value, None] = {}
+
+    def lies_between(one: Value) -> bool:
+        op = one.op
+        if op is None or not one.of_batch:
+            return False
+        is_norm = op.name == "batch_norm" and bool(op.arguments.get("training"))
+        if graph.has(one) and (is_norm or not any(graph.has(given) and given.of_batch for given in op.inputs)):
+            found[one] = None
+            return False
+        return True
+
+    deque(end.ancestors(lies_between), maxlen=0)
+    return [*found]
+
+
+Layout = Callable[[Tensor], Tensor]
+"""Returns the numbers of each sample, shape (samples, numbers)."""
+
+
+def _layouts(value: Value, count: int) -> list[Layout]:
+    """Return each way in which a tensor may hold samples: in one dimension, or together with positions in the first."""
+    shape = value.shape
+    axes = [axis for axis, size in enumerate(shape) if size == count]
+    found: list[Layout] = [functools.partial(_along, count, axis) for axis in axes]
+    if shape and shape[0] != count and shape[0] % count == 0 and not (axes and _is_cut_anew(value, count)):
+        found += [functools.partial(_along, count, None), functools.partial(_between, count)]
+    return found
+
+
+def _along(count: int, axis: int | None, one: Tensor) -> Tensor:
+    return (one if axis is None else one.movedim(axis, 0)).reshape(count, -1)
+
+
+def _between(count: int, one: Tensor) -> Tensor:
+    return one.reshape(-1, count, *one.shape[1:]).transpose(0, 1).reshape(count, -1)
+
+
+def _is_cut_anew(value: Value, count: int) -> bool:
+    """Return True if a view has put the batch into another dimension without moving elements."""
+    given = value.op.inputs[0].shape if value.op is not None and len(value.op.inputs) == 1 else ()
+    if value.op is None or value.op.name not in ("view", "reshape") or given[:1] != (count,):
+        return False
+    return count in value.shape[1:] and value.shape[0] not in itertools.accumulate(given, operator.mul)
+
+
+def _mixes(graph: PartialGraph, end: Value, starts: Sequence[Value], count: int) -> bool:
+    """Return True if a sample of a tensor depends on several samples of one of those that it was computed from."""
+    place = torch.arange(math.prod(end.shape)).reshape(end.shape)
+    for layout in _layouts(end, count):
+        one = layout(place)[count // 2]  # what runs over samples sees some before it, or some behind it
+        weights = torch.zeros(place.numel()).index_put((one,), torch.arange(1.0, 1 + len(one)).sin())
+        gradients = zip(starts, graph.gradients(end, weights.reshape(end.shape), starts), strict=True)
+        if not any(one is not None and _is_of_several(one, _layouts(start, count)) for start, one in gradients):
+            return False
+    return bool(_layouts(end, count))
+
+
+def _is_of_several(gradient: Tensor, layouts: Sequence[Layout]) -> bool:
+    """Return True if a gradient is of several samples in each layout that the tensor may have."""
+    sizes = [layout(gradient.abs().float().nan_to_num(0.0)).amax(1) for layout in layouts]
+    return bool(sizes) and all(int((one > ROUNDING * one.amax()).sum()) > 1 for one in sizes)
+
+
+def _mixing_on_data(firsts: Sequence[Value], count: int) -> Op | None:
+    """Return the call that mixes samples of the batch where no gradient is: a view, or a recurrent layer over them."""
+    for first in firsts:
+        op = first.op
+        value = op.inputs[0] if op is not None and op.inputs else first
+        if op is None or value.of_parameters:
+            continue
+        # The last argument of these is `batch_first`.
+        runs_over_first = op.name in _RECURRENT and len(value.shape) == 3 and not [*op.arguments.values()][-1]
+        if runs_over_first and value.shape[0] == count != value.shape[1]:
+            return op
+        while value.op is not None and value.op.inputs:
+            if count in value.shape and _is_cut_anew(value, count):
+                return value.op
+            value = value.op.inputs[0]
+    return None
+
+
+def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
+    """Return True if a call mixes samples."""
+    given = [one for one in op.inputs if one.of_batch and graph.has(one)]
+    return bool(given) and any(graph.has(one) and _mixes(graph, one, given, count) for one in op.results)
+
+
+def _taken_by(op: Op) -> list[Value]:
+    """Return what a call takes of the samples."""
+    return [one for one in op.inputs if one.of_batch and one.requires_grad] or op.inputs[:1]
+
+
+def _is_meant(op: Op, count: int) -> bool:
     """Return True if a call shows that it mixes samples on purpose.
 
     It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
     takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch.
     """
-    count, first = result.shape.count(moves.count), given[0].shape
+    result, given = op.results[0], _taken_by(op)
+    number, first = result.shape.count(count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
-    is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
-    is_whole = any(not moves.of.get(one, [()]) for one in given) or count < first.count(moves.count)
-    is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
-    is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
+    is_one = math.prod(result.shape) == count or (len(first) == 3 and first[1] == 1)
+    is_whole = any(not _layouts(one, count) for one in given) or number < first.count(count)
+    is_pairs = number > max(1, first.count(count)) or result.shape == (count,) * 2
+    is_target = any(one.path is not None for one in others)
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
 
 
-def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
+def _finding(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
     shape, count = list(first.shape), first.shape[0]
     if op.name in ("view", "reshape") and count in result.shape:
         is_clear = len(result.shape) == len(shape) == len(set(shape))
@@ -254,10 +212,7 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = (
-            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs of other "
-            "samples"
-        )
+        moved = f"mixes samples of its input of shape {shape}: the output of one sample depends on other samples"
         advice = f"pass the dimensions in the order {op.name} expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"
@@ -272,23 +227,3 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         "note" if may_be_meant else "alarm",
         rule="batch_mixing",
     )
-
-
-def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -> Iterator[Finding]:
-    """Yield an alarm if the rows of outputs and targets that belong to the first sample are not the same rows."""
-    if len(outputs[0]) != len(targets[0]):
-        return
-    of_output = (outputs[0] != outputs[1]).reshape(len(outputs[0]), -1).any(1)
-    of_target, op = targets[0] != targets[1], meeting.op
-    if bool(of_target.any()) and (of_output & of_target).sum() < OVERLAP * of_target.sum():
-        elsewhere = (of_output & ~of_target).nonzero().flatten().tolist()
-        if elsewhere:
-            yield Finding(
-                op.place.module,
-                f"{op.name} {op.place} compares outputs of the first sample with targets of others, as in row "
-                f"{elsewhere[-1]} of {len(of_output)}, because outputs and targets are flattened in different orders",
-                "transpose the outputs or the targets before they are flattened, so that both have shape "
-                "(samples, positions)",
-                "alarm",
-                rule="loss_shape",
-            )

@@ -12,22 +12,9 @@ from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, losses_of
 from hookboard.tracing.supervision import token_rows_of
-from hookboard.tracing.tape import UNANSWERED, Tape, moves
 
-WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
+WEIGHING = ("linear", "matmul", "mm", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
-
-MAX_COLUMNS = 4096
-"""Wider data are not searched for the targets (a choice)."""
-
-EXACT_CORRELATION = 1 - 1e-6
-"""Correlation from which a column of the data is a target, scaled."""
-
-ENOUGH_BITS = 64
-"""The targets must carry this much, in bits, for that to be no chance (a choice)."""
-
-MAX_TARGETS = 64
-"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
 
 
 class Embedded(NamedTuple):
@@ -76,15 +63,6 @@ def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -
     return DataInput(op, value, local(given[name].detach()))
 
 
-def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
-    """Yield what enters the model, in the order of the calls that take it, each tensor once."""
-    seen = set[int]()
-    for op in done.step.ops:
-        if isinstance(op.seen, DataInput) and id(op.seen.value.origin) not in seen:
-            seen.add(id(op.seen.value.origin))
-            yield op.seen
-
-
 _NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"})
 
 
@@ -107,7 +85,8 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
                 given |= paths
             else:
                 if paths and value not in rms:  # a mask meets each layer
-                    rms[value] = _rms_of(done, value)
+                    is_it = isinstance(op.seen, DataInput) and op.seen.value is value
+                    rms[value] = _rms_of(op.seen if is_it else None)
                 for path in paths:
                     sizes.setdefault(path, []).append(rms[value])
     taken = {path: max(each, key=lambda size: abs(math.log(size))) for path, each in sizes.items() if min(each) > 0}
@@ -116,12 +95,9 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
     return known | dict.fromkeys(codes, 1.0)
 
 
-def _rms_of(done: TracedStep, value: Value) -> float:
-    """Return the RMS of a value that was computed from the batch alone; 0 if it cannot be computed again."""
-    try:
-        numbers = Tape(done.step, value).run([{}])[0].double()
-    except UNANSWERED:
-        return 0.0
+def _rms_of(data: object) -> float:
+    """Return the RMS of what a call takes of the batch; 0 if it is not known."""
+    numbers = data.tensor.double() if isinstance(data, DataInput) else torch.zeros(0)
     return float(numbers.square().mean().sqrt()) if numbers.numel() and bool(numbers.isfinite().all()) else 0.0
 
 
@@ -231,97 +207,3 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
 
 
 PADDING_MASK = Rule("padding_mask", padding_mask, of="step", gives="alarm")
-
-
-def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if one column of the data that enter the model is the target.
-
-    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
-    left out, and data of a single column, as a line may be exact.
-    """
-    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, Match]]()
-    for call in losses_of(done)[:MAX_TARGETS]:
-        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
-            continue
-        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
-        found += [
-            (call, data, match) for data, match in matches if match is not None and _sees(done, call, data, match)
-        ]
-    if not found:
-        return
-    call, data, (column, width, correlation, is_same, _) = found[0]
-    if len({match[0] for _, one, match in found if one is data}) > width / 2:
-        return  # a model that gives back its input, with a loss for each column
-    scaled = "" if is_same else " up to scale and offset"
-    yield Finding(
-        data.op.place.module,
-        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the target of "
-        f"{call.op.name} {call.op.place}{scaled}: over {len(call.wanted)} samples their "
-        f"correlation is {correlation:.6f}",
-        "remove this column from the inputs, unless it is known at prediction time",
-        "alarm" if is_same else "note",
-    )
-
-
-TARGET_LEAK = Rule("target_leak", target_leak, of="step")
-
-
-def _sees(done: TracedStep, call: LossCall, data: DataInput, match: "Match") -> bool:
-    """Return True if the output that is compared with a target moves with the column that is this target."""
-    other = data.tensor.clone().reshape(len(data.tensor), -1)
-    other[:, match.column] = other[:, match.column].roll(1) + other.std()
-    part = match.target if call.output.shape == call.target.shape else slice(None)
-    return bool(
-        moves(
-            done.step,
-            call.output,
-            {data.value: other.reshape(data.tensor.shape)},
-            {data.value: data.tensor},
-            lambda output: output.reshape(len(output), -1)[:, part],
-        )
-    )
-
-
-class Match(NamedTuple):
-    """A column that is a target: its index, how many there are, correlation, equality, and the index of the target."""
-
-    column: int
-    width: int
-    correlation: float
-    is_same: bool
-    target: int
-
-
-def _column_of(call: LossCall, given: Tensor) -> Match | None:
-    """Return which column of `given` is the target.
-
-    None if none is, if most of several targets are columns, or if there are too few samples to tell.
-    """
-    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
-    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
-        return None
-    columns = given.double().reshape(len(given), -1)
-    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
-        return None
-    telling = [(i, column) for i, column in enumerate(wanted[:, :MAX_TARGETS].T) if _bits_in(column) >= ENOUGH_BITS]
-    exact = [(i, column, *match) for i, column in telling if (match := _match(column, columns)) is not None]
-    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
-        return None
-    index, target, column, correlation = exact[0]
-    return Match(column, columns.shape[1], correlation, torch.equal(target, columns[:, column]), index)
-
-
-def _bits_in(column: Tensor) -> float:
-    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
-    _, counts = column.unique(return_counts=True)
-    shares = counts.double() / len(column)
-    return float(-(shares * shares.log2()).sum()) * len(column)
-
-
-def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
-    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
-    target, columns = target - target.mean(), columns - columns.mean(0)
-    sizes = target.norm() * columns.norm(dim=0)
-    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
-    best = int(cosines.abs().argmax())
-    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None

@@ -129,11 +129,8 @@ class LiveStep:
     def _judge(self, reader: Reader, loss: Tensor) -> None:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
-        before = reader.step.not_asked
         self._findings += findings_of(done, QUESTIONS)
         self._masked = findings_of(done._replace(is_finite=False), [MASKED_ROW]) if done.is_finite else []
-        if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
-            reader.step.not_asked = before
         if self._ledger is not None:
             self._ledger.before_backward(value, reader.step.ops)
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
@@ -142,6 +139,7 @@ class LiveStep:
         known = {one.number for one in self._outside if not one.is_gone()}
         self._outside += outsiders(reader.step, [one for one in reader.outside if id(one) not in known])
         reader.outside.clear()  # the step may have made them for itself
+        done.graph.let_go()
         reader.step.let_go()  # nothing of ours outlives the backward pass
 
     def _unscaled(self, value: Value) -> tuple[Value, float]:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType
 from typing import Any, Literal
@@ -22,23 +22,22 @@ from hookboard.base.torch_private import (
     calls_of_modules,
     can_be_read,
     computing_plainly,
-    generators,
     known_again,
     modules_in,
+    packs_saved_tensors,
     parameters_in,
     put_on_stack,
     sequence_number,
     sequence_number_of,
-    state_of,
     take_off_stack,
     unheard,
     waiting_ddp,
 )
-from hookboard.base.user_code import is_of_library
-from hookboard.model.layers import Flow
+from hookboard.health.run import Flow
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import MAX_NODES, Program, ProgramStep, nodes_behind
 from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
+from hookboard.tracing.user_code import is_of_library
 
 MAX_OPS = 10_000
 """A step with more calls is not read (a choice), nor is one with more than MAX_NODES nodes, as of a long LSTM."""
@@ -82,6 +81,9 @@ _RISKY = {
 """Name of a function that can make a NaN or Inf to what it is called in messages."""
 
 
+_HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"})
+"""Functions after which a backward pass may do something besides; nodes get hooks by way of `grad_fn`."""
+
 _NOWHERE = Place("", "", 0)
 
 
@@ -121,10 +123,8 @@ class StepTrace(TorchFunctionMode):
         """Whether the optimizers take a higher loss for a better one; None if only some of them do."""
         self.compiled_calls = 0
         """How many calls of compiled code were not looked into."""
-        self.replayed = 0.0
-        """How many seconds calls were made again."""
         self.not_asked = ""
-        """Why the calls could not be made again; "" if they could."""
+        """Why nothing is asked of the graph; "" if it may be."""
         self.loss_calls: dict[Value, list[Any]] = {}
         """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
         self.waiting_for = frozenset[int]()
@@ -133,7 +133,7 @@ class StepTrace(TorchFunctionMode):
         self._observers = observers
         self._values: dict[int, Value] = {}
         self.given: dict[Value, Tensor] = {}
-        """The tensors that no call of the step has computed; past a backward pass only the batch and the parameters."""
+        """The tensors of the batch."""
         self._made: dict[int, Place] = {}
         """For the last autograd node of each call, by its sequence number, where the call was made."""
         self._without_node: list[tuple[int, str]] = []
@@ -175,7 +175,7 @@ class StepTrace(TorchFunctionMode):
                 runs = self._at_backward(args[0])
             elif caller is not None:
                 with unheard():
-                    noted = self._before(func, args, kwargs)
+                    noted = self._before(func, args, kwargs, caller)
         # The user's call must run, recorded or not. It may be so deep in Python that nothing more can be called here.
         except Exception as error:
             self.fault, self.is_over, error.__traceback__, caller = error, True, None, None
@@ -205,7 +205,9 @@ class StepTrace(TorchFunctionMode):
             frame = frame.f_back.f_back
         return frame if frame and _kind_of(frame.f_code.co_filename) != "own" else None
 
-    def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _before(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
         """Return the call that comes, and its arguments that are tensors."""
         if not self.is_batch_known:
             self._note_inputs()
@@ -218,15 +220,13 @@ class StepTrace(TorchFunctionMode):
             {key: self._seen(argument) for key, argument in arguments.items()},
             _NOWHERE,
             torch.is_grad_enabled(),
-            func,
-            # Of these states `_after` keeps those that the call has moved on.
-            [(generator, state_of(generator)) for generator in generators(kwargs.get("generator"))],
         )
+        # Fabric hooks what the model returns, and does nothing in it but ask who calls.
+        if op.name in _HOOKING and _kind_of(caller.f_code.co_filename) != "caller":
+            self.not_asked = "the step registers hooks on tensors"
+        elif packs_saved_tensors():
+            self.not_asked = "what autograd saves is packed by hooks, as under activation checkpointing"
         tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
-        if _changes_in_place(func) and args and isinstance(args[0], Tensor):
-            value = self.value_of(args[0])
-            if value in self.given and value.parameter is None:
-                self.given[value] = computing_plainly(lambda: args[0].detach().clone())()
         return op, tensors
 
     def _note_inputs(self) -> None:
@@ -251,8 +251,6 @@ class StepTrace(TorchFunctionMode):
         if len(self.ops) >= MAX_OPS or sequence_number() - self._first_number > MAX_NODES:
             raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
         op.place, op.number = place, returned if isinstance(returned, float) else None
-        op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]
-        op.autocast = _autocast_of(given.values())
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):
             op.seen = computing_plainly(observer)(op, given, results)
@@ -261,10 +259,12 @@ class StepTrace(TorchFunctionMode):
         self.ops.append(op)
         for tensor in results:
             known = self._known(tensor)  # of a call that returns what it takes, as `to` may
-            op.results.append(self._note(tensor, op, parameter=None if known is None else known.parameter))
+            value = self._note(tensor, op, parameter=None if known is None else known.parameter)
+            op.results.append(value)
             # Without grad a call makes no node; of a view that it has changed in place, torch raises if asked for one.
             if op.with_grad and tensor.grad_fn is not None:
-                self._made[sequence_number_of(tensor.grad_fn)] = place
+                number = sequence_number_of(tensor.grad_fn)
+                self._made[number], value.node = place, (number, tensor.output_nr)
             elif name in _RISKY:
                 where = f" at {place.short_line}" if place.file else ""
                 self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
@@ -358,8 +358,7 @@ class StepTrace(TorchFunctionMode):
         self._without_node.clear()
 
     def let_go(self) -> None:
-        """Drop the tensors that observers kept, what the step has made for itself, and its graphs."""
-        self.given = {one: tensor for one, tensor in self.given.items() if one.path is not None or one.parameter}
+        """Drop the tensors that observers kept, and their graphs."""
         self.loss_calls.clear()
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
@@ -370,8 +369,6 @@ class StepTrace(TorchFunctionMode):
         if value is None:
             path = f"given {len(self._values)}" if self._is_data(tensor) else None
             value, is_new = self._note(tensor, None, path), True
-        elif value.op is None and tensor.grad_fn is None:
-            self.given.setdefault(value, tensor)
         if isinstance(tensor, nn.Parameter) and value.parameter is None and (is_new or self._is_sharded):
             # FSDP2 puts other parameters into the modules while they run, which it has used before.
             value.parameter = next((name for name, one in parameters_in(self.model).items() if one is tensor), None)
@@ -403,7 +400,7 @@ class StepTrace(TorchFunctionMode):
         shape = () if tensor.is_nested else tuple(tensor.shape)
         value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters, known_again(tensor))
         self._values[id(tensor)] = value
-        if op is None and tensor.grad_fn is None:
+        if path is not None and tensor.grad_fn is None:
             self.given[value] = tensor
         return value
 
@@ -500,17 +497,3 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(func) if inspect.isfunction(func) else None
     except ValueError:  # it wraps a function in C
         return None
-
-
-def _autocast_of(tensors: Iterable[Tensor]) -> tuple[str, torch.dtype] | None:
-    """Return the type of the tensors' device and the dtype of the autocast in force there; None without one."""
-    for kind in {tensor.device.type for tensor in tensors}:
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return kind, torch.get_autocast_dtype(kind)
-    return None
-
-
-def _changes_in_place(func: Callable[..., Any]) -> bool:
-    """Return True for functions such as `add_`, `__iadd__` and `__setitem__`."""
-    name = getattr(func, "__name__", "")
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")

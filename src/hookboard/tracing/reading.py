@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
 from hookboard.health.rule import Finding
-from hookboard.health.run import StepFacts
-from hookboard.model.layers import Flow
+from hookboard.health.run import Flow, StepFacts
 from hookboard.tracing import handwritten
 from hookboard.tracing.bad_operation import nodes_behind
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
+from hookboard.tracing.graph import PartialGraph
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, taken_by_weights
 from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
-from hookboard.tracing.stillness import classes_of, has_moving_target, moving_among, still_terms
+from hookboard.tracing.stillness import classes_of, has_moving_target, still_terms, targets_of, weights_behind
 from hookboard.tracing.supervision import supervised
 from hookboard.tracing.unused import unused_parameters
 
@@ -108,11 +108,11 @@ class Reader:
         # What the backward pass of a custom function does is unknown.
         given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
         self.reached |= given
-        still = still_terms(self.step, value)
-        self.moving |= given
-        self.moving |= moving_among(self.step, value, self._trained - self.moving)
+        still = still_terms(value, self._parameters)
+        self.moving |= given | self._moving_without_gradient(value)
         without = self._trained - self.reached
-        self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, still=still))
+        graph = PartialGraph(nodes_behind(loss), loss.device, self.step.not_asked)
+        self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, graph, still=still))
         if leaves is None:
             return self.losses[-1]
         known = {id(one) for one in self.outside}
@@ -172,7 +172,14 @@ class Reader:
         """Take those parameters from `moving` whose gradients are all 0 and that do not move the latest loss."""
         gradients = {name: self._parameters[name].grad for name in self._trained & self.moving}
         zeros = {name for name, grad in gradients.items() if grad is not None and not any_not_zero([grad])}
-        self.moving -= zeros - moving_among(self.step, self.losses[-1].loss, zeros)
+        self.moving -= zeros - self._moving_without_gradient(self.losses[-1].loss)
+
+    def _moving_without_gradient(self, loss: Value) -> set[str]:
+        """Return the trained parameters on which a loss depends, with a gradient or without.
+
+        Not those on which it depends only through its targets, as those of a teacher.
+        """
+        return self._trained & weights_behind(loss, self._parameters, targets_of(loss))
 
     def unused(self) -> list[Finding]:
         """Return what `unused_parameters` finds, once all backward passes have run."""

@@ -13,6 +13,7 @@ from hookboard.base.messages import warn_switched_off
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.rules.shared import SCALE_TARGETS
 from hookboard.tracing.calls import RESHAPES, Observer, Op, Place, Value, loss_part
+from hookboard.tracing.graph import PartialGraph
 from hookboard.tracing.program import StepTrace
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -65,8 +66,9 @@ class TracedStep(NamedTuple):
         without: the names of the trainable parameters that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
+        graph: its graph.
         has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
-        still: terms of the loss that take parameters without a gradient, and do not move when these change.
+        still: terms of the loss that take parameters without a gradient, and do not depend on them.
     """
 
     step: StepTrace
@@ -75,6 +77,7 @@ class TracedStep(NamedTuple):
     without: Collection[str]
     is_finite: bool
     number: float
+    graph: PartialGraph
     has_gradient: bool | None = None
     still: Collection[Value] = ()
 

@@ -5,7 +5,9 @@ import dis
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -15,7 +17,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.base.either_lightning import PACKAGES
-from hookboard.base.messages import silent
 from hookboard.health.rule import Finding, Rule
 
 MAX_RATES = 2000
@@ -211,6 +212,17 @@ def _steps_of(trainer: Trainer, config: Any) -> int | None:
     return count if 1 <= count <= MAX_SCHEDULED_STEPS else None
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Ignore all warnings; others still come once, which `catch_warnings` would undo."""
+    here = ("ignore", None, Warning, None, 0)
+    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
+    try:
+        yield
+    finally:
+        warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
+
+
 def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
     """Yield the current learning rate and those that a scheduler will give next, found by stepping a copy of it.
 
@@ -236,5 +248,5 @@ def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> I
             yield max(float(group["lr"]) for group in stand_in.param_groups)
             spare.step()
 
-    with silent():
+    with _silent():
         yield from islice(rates(), 0, None, every)

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from hookboard.base.either_lightning import is_lightning
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import computing_plainly, version_of
-from hookboard.base.user_code import is_of_library, user_frame
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Place
+from hookboard.tracing.user_code import is_of_library, user_frame
 
 SAMPLED_PARAMETERS = 8
 """About this many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""

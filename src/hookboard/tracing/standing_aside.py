@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE
+from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE, remove_step_hooks
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.tracing.program import StepTrace
 
@@ -46,7 +45,6 @@ class StandingAside:
         has_mode, begins = functools.partial(_unseen, trace), self._around_compiled
         self._replaced = [Replaced(torch.overrides, "has_torch_function", has_mode), Replaced(*COMPILED_CODE, begins)]
         self._stepping: list[Any] = []
-        self._hooks: list[RemovableHandle] = []
         self._until_stepped = ExitStack()
 
     def put(self) -> None:
@@ -117,12 +115,11 @@ class StandingAside:
             self._until_stepped.close()
 
     def _hook(self) -> None:
-        self._hooks.append(register_optimizer_step_pre_hook(self._before))
-        self._hooks.append(register_optimizer_step_post_hook(self._after))
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
 
     def _unhook(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
+        remove_step_hooks(self._before, self._after)
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:

@@ -1,50 +1,55 @@
-"""Which parameters move a loss, by value: what decides about a gradient that does not come."""
+"""On which parameters a loss depends, with a gradient or without: what decides about a gradient that does not come."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from hookboard.tracing.calls import Value, loss_part
-from hookboard.tracing.ledger import terms_of
-from hookboard.tracing.program import StepTrace
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import has_memory
+from hookboard.tracing.calls import CREATING, Op, Value, loss_part
+from hookboard.tracing.ledger import MULTIPLYING, terms_of
 from hookboard.tracing.rules import LOSSES, TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
-from hookboard.tracing.tape import SECONDS, UNANSWERED, copy_of, moves
+
+_TIMES_WEIGHTS = MULTIPLYING | {"linear", "matmul", "bmm", "mm", "rmatmul", "conv1d", "conv2d", "conv3d"}
 
 
-def _other(tensor: Tensor) -> Tensor:
-    """Return clearly different numbers of the same kind, without random numbers."""
-    flat = tensor.detach().flatten().roll(1)
-    size = flat.abs().mean() if flat.numel() else flat.sum()
-    size = torch.where(size > 0, size, torch.ones_like(size))
-    sign = torch.ones_like(flat)
-    sign[::2] = -1
-    changed = (flat + 0.5 * size * sign).reshape(tensor.shape).to(tensor.dtype)
-    return changed.requires_grad_(tensor.requires_grad)
+def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
+    """Return on which of the tensors that it takes a call's result depends.
+
+    It does not on what gives it nothing but a shape, and on what it multiplies by 0, or by weights that are all 0.
+    """
+    numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
+    if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
+        return ()
+    weight = op.arguments.get("weight")
+    factors = [weight] if isinstance(weight, Value) else op.inputs[:2] if op.name in _TIMES_WEIGHTS else []
+    weights = [(one, parameters.get(one.parameter or "")) for one in factors]
+    return [one for one, held in weights if held is not None and not _is_any(held)] or op.inputs
 
 
-def _is_moved_by(step: StepTrace, end: Value, values: Iterable[Value]) -> bool:
-    """Return whether a value moves when others change; True if that cannot be told."""
-    if step.replayed > SECONDS:
-        return True
-    try:
-        other = {value: _other(copy_of(step, value)) for value in values}
-    except UNANSWERED:
-        return True
-    return moves(step, end, other) is not False
+def _is_any(weight: Tensor) -> bool:
+    """Return True if a weight is not all 0, or cannot be read."""
+    held = local(weight.detach())
+    return not has_memory(held) or bool(held.any())
 
 
-def _weights(value: Value, but: Collection[Value] = ()) -> dict[str, Value]:
-    """Return the parameters that a value was computed from, by name; not those behind some values."""
-    behind = value.ancestors(lambda one: one not in but)
-    return {one.parameter: one for one in behind if one.op is None and one.parameter is not None}
+def weights_behind(value: Value, parameters: Mapping[str, Tensor], but: Collection[Value] = ()) -> set[str]:
+    """Return the names of the parameters on which a value depends, but for those that it meets through some values."""
+    found, seen, waiting = set[str](), set(but), [value]
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            found |= {one.parameter} if one.op is None and one.parameter is not None else set()
+            waiting += () if one.op is None else _moved_by(one.op, parameters)
+    return found
 
 
-def still_terms(step: StepTrace, loss: Value) -> set[Value]:
-    """Return the terms that take parameters without a gradient, and do not move when these change."""
+def still_terms(loss: Value, parameters: Mapping[str, Tensor]) -> set[Value]:
+    """Return the terms that take parameters without a gradient, and do not depend on them."""
     terms = (term for term in terms_of(loss) if not term.requires_grad and term.of_parameters)
-    return {term for term in terms if not _is_moved_by(step, term, _weights(term).values())}
+    return {term for term in terms if not weights_behind(term, parameters)}
 
 
 def targets_of(loss: Value) -> set[Value]:
@@ -52,17 +57,6 @@ def targets_of(loss: Value) -> set[Value]:
     names = LOSSES | {"sub", "rsub"}
     comparing = [op for op in loss_part(loss) if op.name in names and op.results[0].requires_grad]
     return {value for op in comparing for value in op.inputs if not value.requires_grad}
-
-
-def moving_among(step: StepTrace, loss: Value, names: Collection[str]) -> set[str]:
-    """Return those of the named parameters that move the loss when they change, or of which that cannot be told.
-
-    Not those that move it only through its targets, as those of a teacher do.
-    """
-    behind = {name: value for name, value in _weights(loss, targets_of(loss)).items() if name in names}
-    if not behind or not _is_moved_by(step, loss, behind.values()):
-        return set()
-    return {name for name, value in behind.items() if _is_moved_by(step, loss, [value])}
 
 
 def classes_of(done: TracedStep) -> int:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from hookboard.health.rule import Finding, Rule
-from hookboard.tracing.positions import tensor_of
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 
 MIN_ROWS = 8
@@ -48,9 +47,9 @@ def token_rows_of(done: TracedStep, call: LossCall) -> TokenRows | None:
     """Return the inputs that are a loss's targets, up to two positions earlier; None if its targets are others."""
     wanted, counts = call.wanted.detach(), call.counts
     is_of_classes = call.op.name in ("cross_entropy", "nll_loss")
-    sources = (value for value in call.output.ancestors() if value.path is not None and value.op is None)
+    sources = (value for value in call.output.ancestors() if value in done.step.given)
     for source in sources if is_of_classes and wanted.dtype is torch.long and bool(counts.any()) else ():
-        inputs = tensor_of(done, source)
+        inputs = done.step.given[source].detach()
         if (
             inputs.dim() != 2
             or inputs.dtype is not torch.long

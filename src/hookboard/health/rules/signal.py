@@ -24,9 +24,17 @@ from hookboard.health.rules.shared import (
 from hookboard.health.run import Run
 from hookboard.measure.readings import Reading
 from hookboard.measure.row import FIELDS
-from hookboard.model.layers import RANGES, SATURATED_SHARE, Layer
+from hookboard.model.layers import Layer
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
+
+SATURATED_SHARE = 0.97
+"""An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
+2.1, where it passes 6 % of the gradient (Karpathy).
+"""
+
+RANGES = {"Tanh": (-1, 1), "Sigmoid": (0, 1), "Hardtanh": (-1, 1), "Hardsigmoid": (0, 1), "Softsign": (-1, 1)}
+"""The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 SATURATED_SHARE_NOTE = 0.5
 """Share of saturated outputs from which a layer is reported (DeepDiagnosis)."""

@@ -1,0 +1,69 @@
+"""`PartialGraph`: the graph of a loss, of which parts of a gradient are asked before the step's own backward pass."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
+
+from hookboard.base.torch_private import sequence_number_of
+from hookboard.tracing.calls import Value
+
+
+class NotAskedError(RuntimeError):
+    """A question is not asked of a graph; the message says why, as a clause."""
+
+
+UNANSWERED = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError)
+"""What ends a question, and nothing else: NotAskedError, and what torch raises where a tensor is of an odd kind."""
+
+
+class PartialGraph:
+    """The nodes behind a loss.
+
+    A question is one backward pass from a part of a tensor to other tensors. It accumulates nothing, and keeps what the
+    step's own backward pass needs. Code of the user would run in it only by hooks and in custom functions: where the
+    step has one, nothing is asked.
+
+    Args:
+        nodes: the nodes behind the loss.
+        device: the device of the loss.
+        why_not: why nothing may be asked, as a clause; "" if nothing is known against it.
+    """
+
+    def __init__(self, nodes: Sequence[Node], device: torch.device, why_not: str = "") -> None:
+        self._device = device
+        numbers = list(map(sequence_number_of, nodes))
+        counts = Counter(numbers)  # each thread counts for itself
+        self._nodes = {number: node for number, node in zip(numbers, nodes, strict=True) if counts[number] == 1}
+        if any(isinstance(node, BackwardCFunction) for node in nodes):
+            why_not = "the step uses a custom autograd function"
+        self.why_not = why_not if nodes else "its graph is too large"
+
+    def let_go(self) -> None:
+        """Drop the nodes, which hold what the step has saved for its backward pass."""
+        self._nodes.clear()
+
+    def has(self, value: Value) -> bool:
+        """Return True if the graph has the tensor, so that its gradient can be asked."""
+        return value.node is not None and value.node[0] in self._nodes
+
+    def gradients(self, end: Value, weights: Tensor, values: Sequence[Value]) -> list[Tensor | None]:
+        """Return the gradient of the weighted sum of a tensor's numbers in each of these tensors; None for 0.
+
+        Args:
+            end: the tensor.
+            weights: the weight of each of its numbers, same shape.
+            values: the tensors, which `has` knows.
+
+        Raises:
+            NotAskedError: the step has hooks or custom functions.
+        """
+        if self.why_not:
+            raise NotAskedError(self.why_not)
+        edges = [GradientEdge(self._nodes[number], output) for number, output in filter(None, (v.node for v in values))]
+        number, output = end.node or (0, 0)
+        start, weights = GradientEdge(self._nodes[number], output), weights.to(self._device)
+        return [*torch.autograd.grad([start], edges, [weights], retain_graph=True, allow_unused=True)]

@@ -1,0 +1,194 @@
+"""Finds outputs that depend on their own targets: inputs at other positions that the model should not see."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.health.rule import Finding
+from hookboard.tracing.calls import Value
+from hookboard.tracing.inputs import DataInput, Embedded
+from hookboard.tracing.rules import LossCall, TracedStep, losses_of
+
+NEXT_SHARE = 0.9
+"""If a larger share of the targets are the inputs some positions later, the model predicts these (a choice)."""
+
+MIN_POSITIONS = 4
+"""Shorter sequences are not judged (a choice)."""
+
+SEEN = 1e-5
+"""A position counts as seen if its gradient is more than this share of the largest (a choice): finite masks such as
+-10000 leave a little."""
+
+MAX_OFFSET = 2
+"""The model may take the inputs from as many positions later on."""
+
+
+class Ahead(NamedTuple):
+    """Targets that are the inputs at later positions.
+
+    Args:
+        call: the call that compares outputs with them.
+        source: the tensor of the batch, shape (samples, positions, ...).
+        shift: how many positions the input is later than its target.
+        sample: a sample.
+        position: a position of its targets, near the middle.
+    """
+
+    call: LossCall
+    source: Value
+    shift: int
+    sample: int
+    position: int
+
+
+def future_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if an output depends on its own target, or if tokens are shifted twice."""
+    found = [one for call in losses_of(done)[:4] for one in _ahead_of(done, call)]
+    ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
+    if ahead is None or not done.graph.has(ahead.call.output):
+        return
+    op, shift, position = ahead.call.op, ahead.shift, ahead.position
+    own = position + shift
+    seen = _seen_from(done, ahead, position)
+    if seen is None:
+        return
+    later = "one position later" if shift == 1 else "two positions later"
+    is_of_tokens = ahead.call.target.shape != ahead.call.output.shape
+    if shift and own in seen:
+        yield Finding(
+            "",
+            f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
+            "depends on that input, so the model sees what it should predict",
+            "mask later positions in attention (is_causal=True), and avoid bidirectional layers",
+            "alarm",
+            rule="future_leak",
+        )
+    elif shift == 2 and is_of_tokens and own - 1 not in seen:
+        yield Finding(
+            op.place.module,
+            f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see the "
+            "token in between, so the targets are shifted twice",
+            "shift once: a loss that shifts internally needs unshifted outputs and tokens",
+            "alarm",
+            rule="targets",
+        )
+    # Where the output before sees it too, as in an autoencoder, there is more to it than to copy.
+    elif shift == 0 and is_of_tokens and own in seen and own not in (_seen_from(done, ahead, position - 1) or {own}):
+        yield Finding(
+            "",
+            f"the targets of {op.name} {op.place} are the model's input tokens at the same positions, so the "
+            "model only has to copy them",
+            "shift the targets: pass tokens[:, :-1] to the model, and compare its outputs with tokens[:, 1:]",
+            "alarm",
+            rule="future_leak",
+        )
+
+
+def _ahead_of(done: TracedStep, call: LossCall) -> Iterator[Ahead]:
+    """Yield where the targets of a call are the inputs of later positions, or of the same."""
+    output, target, wanted = call.output, call.target, call.wanted.detach()
+    sources = [value for value in output.ancestors() if value in done.step.given]
+    sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]
+    sources = [value for value in sources if not _is_read_twice(value, output)]
+    if not target.of_batch or not wanted.dim() or call.op.arguments.get("reduction") == "none":  # a mask may follow
+        return
+    for source in sources:
+        samples, positions = source.shape[:2]
+        inputs = done.step.given[source].detach()
+        if torch.bool in (wanted.dtype, inputs.dtype):  # a mask
+            continue
+        if wanted.numel() % samples or inputs.numel() % (samples * positions):
+            continue
+        size = inputs.numel() // samples // positions
+        each = wanted.numel() // samples // size
+        if not MIN_POSITIONS <= each <= positions or wanted.numel() != samples * each * size:
+            continue
+        if any(_is_cut_at_front(one, range(each, positions + 1)) for one in output.ancestors()):
+            continue  # then its rows are no positions
+        now, then = inputs.reshape(samples, positions, size), wanted.reshape(samples, each, size)
+        for shift in (1, 2, 0):
+            length = min(each, positions - shift)
+            aimed, later = then[:, :length], now[:, shift : shift + length]
+            counts = (aimed != call.op.arguments.get("ignore_index", -100)).all(-1)
+            is_same = (aimed == later).all(-1)
+            is_told = counts & (now[:, :length] != later).any(-1) if shift else counts
+            least = NEXT_SHARE if shift else 1 - 1e-9  # what corrects a few tokens is not given its targets
+            if (
+                is_told.sum() >= MIN_POSITIONS
+                and min(is_same[some].double().mean() for some in (counts, is_told)) > least
+            ):
+                places = (is_told & is_same)[:, : max(1, length - 1)].nonzero().tolist()
+                if places:
+                    sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
+                    yield Ahead(call, source, shift, sample, position)
+                    return
+
+
+def _is_cut_at_front(value: Value, lengths: range) -> bool:
+    """Return True if a slice has left out the first of so many positions, as in `h[:, 3:]`."""
+    if value.op is None or value.op.name != "getitem":
+        return False
+    index, shape = value.op.arguments.get("1"), value.op.inputs[0].shape
+    index = index if isinstance(index, tuple) else (index,)
+    if ... in index:
+        at = index.index(...)
+        index = (*index[:at], *[None] * (len(shape) - len(index) + 1), *index[at + 1 :])
+    return any(
+        isinstance(one, slice) and one.start and size in lengths for one, size in zip(index, shape, strict=False)
+    )
+
+
+def _is_read_twice(source: Value, output: Value) -> bool:
+    """Return True if layers take it in two ways, as an encoder does that sees all of it, and a decoder."""
+    taken = list[tuple[Value, tuple[str, ...]]]()
+    for op in {value.op for value in output.ancestors() if value.op is not None}:
+        weights = tuple(one.parameter for one in op.inputs if one.parameter is not None)
+        of_batch = [one for one in op.inputs if one.of_batch and not one.of_parameters]
+        taken += [(one, weights) for one in of_batch if weights and source in one.ancestors()]
+    return len({one for one, _ in taken}) > 1 or len({weights for _, weights in taken}) < len(taken)
+
+
+def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None:
+    """Return which positions of the source the output at one of them depends on; None if that cannot be told."""
+    output = ahead.call.output
+    place = _by_position(torch.arange(math.prod(output.shape)).reshape(output.shape), ahead)
+    taking = [(op.results[0], _offset_of(done, op.seen, ahead)) for op in done.step.ops if op.results]
+    starts = [(one, offset) for one, offset in taking if offset is not None and done.graph.has(one)]
+    if place is None or not starts:
+        return None
+    one = place[ahead.sample, position]
+    weights = torch.zeros(place.numel()).index_put((one,), torch.arange(1.0, 1 + len(one)).sin())
+    gradients = done.graph.gradients(output, weights.reshape(output.shape), [one for one, _ in starts])
+    sizes = torch.zeros(ahead.source.shape[1] + MAX_OFFSET)
+    for (_, offset), gradient in zip(starts, gradients, strict=True):
+        if gradient is not None:
+            each = gradient[ahead.sample].abs().float().flatten(1).amax(1).cpu()
+            sizes[offset : offset + len(each)] += each
+    return set((sizes > SEEN * sizes.max()).nonzero().flatten().tolist())
+
+
+def _offset_of(done: TracedStep, seen: object, ahead: Ahead) -> int | None:
+    """Return at which position of the source begins what a call takes, position by position; None for other calls."""
+    taken = seen.tokens if isinstance(seen, Embedded) else seen.tensor if isinstance(seen, DataInput) else None
+    inputs = done.step.given[ahead.source].detach()
+    if taken is None or not isinstance(seen, Embedded | DataInput) or taken.shape[:1] != inputs.shape[:1]:
+        return None
+    if taken.shape[2:] != inputs.shape[2:] or seen.op.results[0].shape[:2] != taken.shape[:2]:
+        return None
+    if seen.op.name not in ("embedding", "linear"):  # which keep positions apart
+        return None
+    length = taken.shape[1]
+    parts = (inputs[:, offset : offset + length] for offset in range(MAX_OFFSET + 1))
+    return next((offset for offset, part in enumerate(parts) if torch.equal(part, taken)), None)
+
+
+def _by_position(output: Tensor, ahead: Ahead) -> Tensor | None:
+    """Return an output as (samples, positions, numbers); None if that cannot be told."""
+    target, source = ahead.call.target.shape, ahead.source.shape
+    if output.dim() > 1 and output.shape != target and output.shape[:1] + output.shape[2:] == target:
+        output = output.movedim(1, -1)  # classes come second
+    each = math.prod(target) // source[0] // math.prod(source[2:])
+    return output.reshape(source[0], each, -1) if output.numel() % (source[0] * each) == 0 else None

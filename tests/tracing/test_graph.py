@@ -1,0 +1,233 @@
+"""A part of the gradient is asked before the backward pass: that leaves the run as it is, or it is not asked."""
+
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout2d, kl_div, linear
+from toys import batches, fit, newer_torch
+
+from hookboard import HealthMonitor
+from hookboard.tracing.audit import audit
+from hookboard.tracing.reading import Reader
+
+torch.manual_seed(0)
+X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Steps(LightningModule):
+    """Keeps the weights and gradients of each step."""
+
+    def __init__(self, make):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.loss_of = make()
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        return self.loss_of(self.net, batch)
+
+    def on_after_backward(self):
+        self.seen += [(p.tolist(), None if p.grad is None else p.grad.tolist()) for p in self.parameters()]
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def momentum_encoder():
+    net = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)])
+
+    def loss_of(net, x):
+        with torch.no_grad():
+            for own, mean in zip(net[0].parameters(), net[1].parameters(), strict=True):
+                mean.mul_(0.9).add_(own, alpha=0.1)
+        return (net[0](x) - net[1](x)).square().mean()
+
+    return net, loss_of
+
+
+def data_of_a_weight():
+    def loss_of(net, x):
+        weight = net.weight.data
+        weight.mul_(0.5)
+        return (net(x) + linear(x, weight)).square().mean()
+
+    return nn.Linear(4, 3), loss_of
+
+
+def weights_as_out():
+    net = nn.Linear(4, 3)
+    net.mean = nn.Parameter(torch.zeros(8, 4), requires_grad=False)
+
+    def loss_of(net, x):
+        torch.add(net.mean, x, out=net.mean)
+        return net(net.mean).square().mean()
+
+    return net, loss_of
+
+
+def embedding_with_max_norm():
+    """Its weight is used by another layer too, which keeps it for the backward pass."""
+
+    def loss_of(net, x):
+        tokens = (x.abs() * 5).long()
+        return linear(net(tokens), net.weight).square().mean()
+
+    return nn.Embedding(30, 4, max_norm=0.5), loss_of
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("make", [momentum_encoder, data_of_a_weight, weights_as_out, embedding_with_max_norm])
+def test_a_weight_that_the_step_changes_in_place_is_changed_once(make):
+    alone, followed = Steps(make), Steps(make)
+    fit(None, alone, batches(8, 8))
+    fit(None, followed, batches(8, 8), HealthMonitor())
+    assert alone.seen == followed.seen
+
+
+CALLS = []
+
+
+@torch.library.custom_op("hookboard_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append(1)
+    return x * 2
+
+
+twice.register_autograd(lambda context, gradient: gradient * 2)
+
+
+def test_a_custom_operator_runs_once():
+    net = nn.Linear(4, 3)
+    CALLS.clear()
+    audit(net, (X, CLASSES), lambda batch: cross_entropy(twice(net(batch[0])), batch[1]))
+    assert len(CALLS) == 1
+
+
+def test_hooks_on_saved_tensors_are_called_once():
+    net, calls = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), []
+
+    def step(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].square().mean()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: calls.append(1) or one, lambda one: one):
+        step(X)
+        alone = len(calls)
+        audit(net, X, step)
+    assert len(calls) == 2 * alone
+
+
+def test_a_step_inside_of_transforms_is_read():
+    net = nn.Linear(4, 3)
+
+    def step(batch):
+        def loss_of(weight, x, target):
+            return cross_entropy(linear(x[None], weight), target[None])
+
+        each = torch.func.vmap(torch.func.grad(loss_of), (None, 0, 0))(net.weight, *batch)
+        return cross_entropy(net(batch[0]), batch[1]) + each.square().mean()
+
+    assert audit(net, (X, CLASSES), step) == ()
+
+
+def test_a_warning_that_a_function_of_torch_gives_comes_once():
+    net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+
+    def step(batch):
+        x = dropout2d(batch[0][:, :, None])[:, :, 0]  # which in torch 2.6 warns of its own line, later of its caller's
+        return kl_div(net(x), batch[1])
+
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        audit(net, (X, torch.full((8, 3), 1 / 3)), step)
+    assert len(given) == 2
+
+
+def asked(step, *batch, model=None):
+    """Why nothing was asked of the graph of a loss; "" if it was."""
+    model = nn.Linear(4, 3) if model is None else model
+    reader = Reader(model, list(batch))
+    with reader.reading():
+        reader.take_without_backward(step(model, *batch))
+    reader.findings()
+    return reader.step.not_asked
+
+
+def with_hook(model, x, y):
+    output = model(x)
+    output.register_hook(lambda gradient: None)
+    return cross_entropy(output, y)
+
+
+def with_hook_on_node(model, x, y):
+    output = model(x)
+    output.grad_fn.register_prehook(lambda gradients: None)
+    return cross_entropy(output, y)
+
+
+def with_checkpoint(model, x, y):
+    return cross_entropy(torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False), y)
+
+
+def with_custom_operator(model, x, y):
+    return cross_entropy(twice(model(x)), y)
+
+
+def plain(model, x, y):
+    return cross_entropy(model(x), y)
+
+
+@newer_torch
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (plain, ""),
+        (with_hook, "the step registers hooks on tensors"),
+        (with_hook_on_node, "the step registers hooks on tensors"),
+        (with_checkpoint, "what autograd saves is packed by hooks, as under activation checkpointing"),
+        (with_custom_operator, "the step uses a custom autograd function"),
+    ],
+)
+def test_nothing_is_asked_where_code_of_the_user_would_run_and_why_is_said(step, why):
+    assert asked(step, X, CLASSES) == why
+
+
+class Counting(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+
+    @staticmethod
+    def backward(context, gradient):
+        Counting.calls += 1
+        return gradient * 2
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("loss_of", [with_hook, lambda model, x, y: cross_entropy(Counting.apply(model(x)), y)])
+def test_a_backward_pass_of_the_users_runs_once_in_each_step(loss_of):
+    Counting.calls = 0
+    net = nn.Linear(4, 3)
+    fit(None, Steps(lambda: (net, lambda net, x: loss_of(net, x, CLASSES))), batches(8, 8), HealthMonitor())
+    assert Counting.calls in (0, 2)
+
+
+@pytest.mark.trains
+def test_gradients_are_those_of_the_run_without_a_monitor():
+    def make():
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        return net, lambda net, x: cross_entropy(net(x), CLASSES)
+
+    seen = []
+    for watching in [], [HealthMonitor()]:
+        fit(None, steps := Steps(make), batches(8, 8), *watching)  # which sets the seed
+        seen.append(steps.seen)
+    assert seen[0] == seen[1]
