@@ -60,3 +60,59 @@ def test_an_input_is_out_of_scale_if_weights_take_it_so(name):
 
 def said(model, batch, step, rule):
     return [found for found in audit(model, batch, step) if found.rule == rule]
+
+
+def leaks(x, y, loss=mse_loss, outputs=1):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), outputs))
+    return said(net, (x, y), lambda batch: loss(net(batch[0]), batch[1]), "target_leak")
+
+
+def test_a_step_of_a_window_that_is_the_target_is_an_alarm():
+    windows = torch.randn(32, 7, 2)
+    (found,) = leaks(windows, windows[:, 6, 1:])
+    assert found.severity == "alarm"
+    assert "column 13 of the 14" in found.evidence
+
+
+def test_pictures_with_a_border_that_are_to_be_given_back_are_no_leak():
+    pictures = nn.functional.pad(torch.randn(32, 1, 4, 4), (2, 2, 2, 2))
+    assert leaks(pictures, pictures.flatten(1), outputs=64) == []
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (X, Y),
+        (X, X),
+        (Y, 2 * Y),
+        (torch.cat([X[:4], Y[:4]], 1), Y[:4]),
+        (torch.cat([X, Y + 0.01 * torch.randn(32, 1)], 1), Y),
+        (torch.cat([X, 2 * Y], 1), Y),
+    ],
+    ids=["apart", "an autoencoder", "a line", "too few samples", "with noise", "scaled"],
+)
+def test_nothing_is_said_where_no_column_is_the_target(x, y):
+    assert leaks(x, y, outputs=y.shape[1]) == []
+
+
+def test_a_binary_column_takes_more_samples_than_chance_allows():
+    labels = torch.arange(256) % 2
+    columns = torch.cat([torch.randn(256, 3), labels[:, None].float()], 1)
+    assert len(leaks(columns, labels, cross_entropy, 2)) == 1
+    assert leaks(columns[:32], labels[:32], cross_entropy, 2) == []
+
+
+def test_a_model_whose_output_does_not_see_the_column_is_silent():
+    class Masked(nn.Module):
+        """An autoregressive flow: each output sees the columns before its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight.tril(-1))
+
+    x = torch.randn(32, 6)
+    net = Masked()
+    assert said(net, (x, x[:, 3:4]), lambda batch: mse_loss(net(batch[0])[:, 3:4], batch[1]), "target_leak") == []

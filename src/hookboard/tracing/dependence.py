@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value, loss_part
-from hookboard.tracing.graph import UNANSWERED, PartialGraph
-from hookboard.tracing.leak import future_leak
+from hookboard.tracing.graph import PartialGraph, asked
 from hookboard.tracing.rules import TracedStep, losses_of
 
 ROUNDING = 1e-5
@@ -24,19 +23,6 @@ MAX_ENDS = 4
 """Of so many tensors that enter the loss it is asked, the last ones first (a choice)."""
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-
-
-def dependence(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for outputs that depend on other samples than their own, or on what they are to predict."""
-    try:
-        yield from _mixing(done, done.graph)
-        yield from future_leak(done)
-    except UNANSWERED as error:
-        done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
-
-
-BATCH_MIXING = Rule("batch_mixing", dependence, of="step")
-FUTURE_LEAK = Rule("future_leak", None, of="step", gives="alarm")
 
 
 def _count_of(done: TracedStep) -> int:
@@ -61,9 +47,10 @@ def _count_of(done: TracedStep) -> int:
     return first.pop() if len(first) == 1 and is_clear and min(first) > 1 else 0
 
 
-def _mixing(done: TracedStep, graph: PartialGraph) -> Iterator[Finding]:
+@asked
+def batch_mixing(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for the first call that takes samples and mixes them, if an output is mixed in the end."""
-    count, of_loss = _count_of(done), set(loss_part(done.loss))
+    count, of_loss, graph = _count_of(done), set(loss_part(done.loss)), done.graph
     ends = dict.fromkeys(one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss)
     # What is compared with a target of its own is of one sample too.
     ends |= dict.fromkeys(one.output for one in losses_of(done) if one.target.origin in done.step.given)
@@ -82,6 +69,9 @@ def _mixing(done: TracedStep, graph: PartialGraph) -> Iterator[Finding]:
         may_be_meant = len(first.shape) == 2 and first.shape[0] == count and guilty not in of_loss
         yield _finding(guilty, first, guilty.results[0], may_be_meant=may_be_meant)
         return
+
+
+BATCH_MIXING = Rule("batch_mixing", batch_mixing, of="step")
 
 
 def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:

@@ -1,7 +1,9 @@
 """`PartialGraph`: the graph of a loss, of which parts of a gradient are asked before the step's own backward pass."""
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from hookboard.base.torch_private import sequence_number_of
+from hookboard.health.rule import Finding
 from hookboard.tracing.calls import Value
 
 
@@ -16,8 +19,21 @@ class NotAskedError(RuntimeError):
     """A question is not asked of a graph; the message says why, as a clause."""
 
 
-UNANSWERED = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError)
+_UNANSWERED = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError)
 """What ends a question, and nothing else: NotAskedError, and what torch raises where a tensor is of an odd kind."""
+
+
+def asked(find: Callable[[Any], Iterable[Finding]]) -> Callable[[Any], Iterator[Finding]]:
+    """Make a function that asks questions of a step note why one of them has no answer, and find nothing then."""
+
+    @functools.wraps(find)
+    def found(done: Any) -> Iterator[Finding]:
+        try:
+            yield from find(done)
+        except _UNANSWERED as error:
+            done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
+
+    return found
 
 
 class PartialGraph:

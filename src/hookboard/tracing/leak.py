@@ -1,4 +1,4 @@
-"""Finds outputs that depend on their own targets: inputs at other positions that the model should not see."""
+"""Finds outputs that see their targets, among the inputs or at other positions, and tokens without an order."""
 
 import math
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.health.rule import Finding
+from hookboard.base.torch_private import parameters_in
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Value
+from hookboard.tracing.graph import asked
 from hookboard.tracing.inputs import DataInput, Embedded
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 
@@ -24,6 +26,130 @@ SEEN = 1e-5
 
 MAX_OFFSET = 2
 """The model may take the inputs from as many positions later on."""
+
+
+MAX_COLUMNS = 4096
+"""Wider data are not searched for the targets (a choice)."""
+
+ENOUGH_BITS = 64
+"""The targets must carry this much, in bits, to be a column of the data by no chance (a choice)."""
+
+MAX_TARGETS = 64
+"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
+
+MAX_ROWS, MAX_PLACES = 8, 1024
+"""So many rows of tokens, and so many tokens of each, are looked at (choices)."""
+
+SAME = 1e-5
+"""Outputs are the same if they differ by less than this share of their spread (a choice): kernels round."""
+
+
+@asked
+def token_order(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if equal tokens in different places have equal outputs, although these depend on other tokens too.
+
+    Only for models with an output for each token. Dropout, and anything else that is drawn, hides it.
+    """
+    for call in losses_of(done)[:4]:
+        source = next((one for one in call.output.ancestors() if _are_tokens(done, one)), None)
+        wanted = call.wanted.detach()
+        if source is None or wanted.numel() != math.prod(source.shape) or not done.graph.has(call.output):
+            continue
+        if any(one.shift for one in _ahead_of(done, call)):  # a model of the next token sees those before alone
+            continue
+        weights = parameters_in(done.step.model)
+        places = [weights[one.parameter] for one in call.output.ancestors() if one.parameter in weights]
+        if any(source.shape[1] in one.shape[:-1] and not bool(one.any()) for one in places):  # which begin at 0
+            continue
+        tokens, outputs = done.step.given[source], _by_position(call.values.float(), Ahead(call, source, 0, 0, 0))
+        if outputs is None or bool((wanted.reshape(tokens.shape) == wanted.reshape(tokens.shape)[:, :1]).all()):
+            continue  # one answer for all tokens, as for a set
+        rows = tokens[:MAX_ROWS, :MAX_PLACES]
+        before = (rows[:, :, None] == rows[:, None]).int().argmax(1)  # where the token stands first
+        again = before != torch.arange(rows.shape[1], device=rows.device)
+        here = outputs[: len(rows), : rows.shape[1]]
+        apart = (here - here.take_along_dim(before[:, :, None], 1)).abs().amax(2)
+        spread = (outputs - outputs.mean((0, 1))).abs().max()
+        if not bool(again.any()) or not bool(apart[again].max() <= SAME * spread) or not bool(spread > 0):
+            continue
+        sample, other = again.nonzero()[0].tolist()
+        first = int(before[sample, other])
+        seen = _seen_from(done, Ahead(call, source, 0, sample, first), first) or set()
+        if len(seen) > 1:
+            taking = next(op for op in done.step.ops if any(one.origin is source for one in op.inputs if one.of_batch))
+            yield Finding(
+                "",
+                f"the order of the tokens in {taking.name} {taking.place} has no influence: token "
+                f"{int(tokens[sample, first])} has the same output at positions {first} and {other}, although outputs "
+                "depend on the other tokens too",
+                "add a positional embedding or encoding to the token embeddings",
+                "alarm",
+            )
+            return
+
+
+TOKEN_ORDER = Rule("no_influence", token_order, of="step")
+
+
+def _are_tokens(done: TracedStep, value: Value) -> bool:
+    tensor = done.step.given.get(value)
+    if tensor is None or tensor.dim() != 2 or tensor.shape[1] < MIN_POSITIONS:
+        return False
+    return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.element_size() > 1
+
+
+@asked
+def target_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if a column of the data that enter a linear layer is the target.
+
+    A model that is to give back its input is left out.
+    """
+    found = list[tuple[LossCall, DataInput, int]]()
+    for call in losses_of(done)[:MAX_TARGETS]:
+        if call.target.origin in done.step.given and call.wanted.dim() and not call.wanted.is_complex():
+            found += [(call, op.seen, column) for op in done.step.ops for column in _columns_of(done, call, op.seen)]
+    if not found:
+        return
+    call, data, column = found[0]
+    width = data.tensor[0].numel()
+    if len({other for _, one, other in found if one is data}) <= width / 2:
+        yield Finding(
+            data.op.place.module,
+            f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the target of "
+            f"{call.op.name} {call.op.place}, in all {len(call.wanted)} samples",
+            "remove this column from the inputs, unless it is known at prediction time",
+            "alarm",
+        )
+
+
+TARGET_LEAK = Rule("target_leak", target_leak, of="step", gives="alarm")
+
+
+def _columns_of(done: TracedStep, call: LossCall, seen: object) -> list[int]:
+    """Return which columns of the data that a linear layer takes are targets that its output is compared with."""
+    if not isinstance(seen, DataInput) or seen.op.name != "linear" or not done.graph.has(seen.op.results[0]):
+        return []
+    given, wanted = seen.tensor, call.wanted.detach()
+    if given.dim() < 2 or len(given) != len(wanted) or not 1 < given[0].numel() <= MAX_COLUMNS:
+        return []
+    columns, targets = given.reshape(len(given), -1), wanted.reshape(len(wanted), -1)[:, :MAX_TARGETS]
+    telling = [i for i, column in enumerate(targets.T) if _bits_in(column) >= ENOUGH_BITS]
+    equal = ((i, (targets[:, i] == columns.T).all(1).nonzero().flatten().tolist()) for i in telling)
+    exact = [(i, same[0]) for i, same in equal if same]
+    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
+        return []
+    # A weight that a call has computed may be masked, as in an autoregressive flow.
+    if len(seen.op.inputs) < 2 or seen.op.inputs[1].parameter is None or not done.graph.has(call.output):
+        return []
+    (gradient,) = done.graph.gradients(call.output, torch.ones(call.output.shape), [seen.op.results[0]])
+    return [] if gradient is None or not bool(gradient.any()) else [column for _, column in exact]
+
+
+def _bits_in(column: Tensor) -> float:
+    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
+    _, counts = column.unique(return_counts=True)
+    shares = counts.double() / len(column)
+    return float(-(shares * shares.log2()).sum()) * len(column)
 
 
 class Ahead(NamedTuple):
@@ -44,6 +170,7 @@ class Ahead(NamedTuple):
     position: int
 
 
+@asked
 def future_leak(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if an output depends on its own target, or if tokens are shifted twice."""
     found = [one for call in losses_of(done)[:4] for one in _ahead_of(done, call)]
@@ -85,6 +212,9 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
             "alarm",
             rule="future_leak",
         )
+
+
+FUTURE_LEAK = Rule("future_leak", future_leak, of="step", gives="alarm")
 
 
 def _ahead_of(done: TracedStep, call: LossCall) -> Iterator[Ahead]:
