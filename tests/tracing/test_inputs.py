@@ -4,7 +4,7 @@ import pytest
 import torch
 from recorded import numbers
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.audit import audit
