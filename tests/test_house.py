@@ -54,16 +54,16 @@ BUDGETS = {
     "experiments": 613,
     "board": 1390,
     "board/beside_script": 64,
-    "comparing": 861,
-    "capturing": 667,
-    "tracing": 4622,
-    "health": 2190,
-    "health/rules": 2689,
+    "comparing": 854,
+    "capturing": 670,
+    "tracing": 4410,
+    "health": 2194,
+    "health/rules": 2687,
     "writers": 319,
     "measure": 1900,
     "images": 606,
-    "model": 542,
-    "base": 617,
+    "model": 509,
+    "base": 541,
 }
 """Lines of code of each folder, without blank lines, comments and docstrings. To change one is a decision, in a commit
 of its own: down where a folder has become smaller, up only with a reason."""
