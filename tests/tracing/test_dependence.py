@@ -194,3 +194,59 @@ class Last(nn.Module):
     def forward(self, returned):
         output = returned[0]
         return output[:, -1, :3] if output.shape[0] == len(CLASSES) else output[-1, :, :3]
+
+
+class Packed(nn.Module):
+    """Reads sequences of several lengths, and attends to what it has read."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.score, self.head = nn.GRU(5, 8, batch_first=True), nn.Linear(8, 1), nn.Linear(8, 3)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        read = nn.utils.rnn.pad_packed_sequence(self.net(packed)[0], batch_first=True)[0]
+        return self.head((self.score(read).softmax(1) * read).sum(1))
+
+
+@pytest.mark.parametrize("lengths", [(6, 2, 3, 1), (6, 5, 3, 2), (6, 4, 4, 2)])
+def test_packed_rows_that_are_a_multiple_of_the_samples_are_no_samples(lengths):
+    model = Packed()
+    lengths = torch.tensor(lengths)
+    assert audit(model, (SEQUENCES, CLASSES), lambda batch: cross_entropy(model(batch[0], lengths), batch[1])) == ()
+
+
+@pytest.mark.parametrize("boxes", [8, 16])
+def test_as_many_boxes_as_channels_or_rows_of_one_picture_are_no_samples(boxes):
+    stem, head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 3)
+    picture, places = torch.randn(1, 3, 16, 16), torch.randint(0, 16, (boxes, 2))
+
+    def step(batch):
+        return cross_entropy(head(stem(batch[0])[0, :, places[:, 0], places[:, 1]].T), batch[1])
+
+    assert audit(nn.ModuleList([stem, head]), (picture, torch.arange(boxes) % 3), step) == ()
+
+
+@pytest.mark.parametrize("positions", [7, 8, 32])
+def test_a_reshape_that_mixes_samples_is_an_alarm_whatever_the_number_of_positions(positions):
+    embed, net, head = nn.Embedding(20, 6), nn.GRU(6, 8), nn.Linear(8 * positions, 3)
+    tokens = torch.randint(0, 20, (4, positions))
+
+    def step(batch):
+        return cross_entropy(head(net(embed(batch[0]).transpose(0, 1))[0].reshape(4, -1)), batch[1])
+
+    found = audit(nn.ModuleList([embed, net, head]), (tokens, CLASSES), step)
+    assert [(one.rule, one.evidence.split(" at ")[0]) for one in found] == [("batch_mixing", "reshape")]
+
+
+@pytest.mark.parametrize("positions", [4, 6])
+def test_a_forgotten_batch_first_is_an_alarm_also_with_as_many_positions_as_samples(positions):
+    model = nn.Sequential(nn.Embedding(20, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0))
+    head = nn.Linear(8, 3)
+    tokens = torch.randint(0, 20, (4, positions))
+    found = audit(
+        nn.ModuleList([model, head]),
+        (tokens, CLASSES),
+        lambda batch: cross_entropy(head(model(batch[0]).mean(1)), batch[1]),
+    )
+    assert [(one.rule, one.advice) for one in found] == [("batch_mixing", "set batch_first=True")]

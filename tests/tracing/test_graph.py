@@ -1,6 +1,7 @@
 """A part of the gradient is asked before the backward pass: that leaves the run as it is, or it is not asked."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -179,6 +180,11 @@ def with_custom_operator(model, x, y):
     return cross_entropy(twice(model(x)), y)
 
 
+def with_thread(model, x, y):
+    with ThreadPoolExecutor(1) as pool:
+        return cross_entropy(model(x) + pool.submit(model, x).result(), y)
+
+
 def plain(model, x, y):
     return cross_entropy(model(x), y)
 
@@ -191,6 +197,7 @@ def plain(model, x, y):
         (with_hook, "the step registers hooks on tensors"),
         (with_hook_on_node, "the step registers hooks on tensors"),
         (with_checkpoint, "what autograd saves is packed by hooks, as under activation checkpointing"),
+        (with_thread, "the step has parts that cannot be inspected"),
         (with_custom_operator, "the step uses a custom autograd function"),
     ],
 )
@@ -231,3 +238,19 @@ def test_gradients_are_those_of_the_run_without_a_monitor():
         fit(None, steps := Steps(make), batches(8, 8), *watching)  # which sets the seed
         seen.append(steps.seen)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.compiles
+@pytest.mark.trains
+def test_a_hook_in_compiled_code_runs_once():
+    calls = []
+
+    def with_hook_inside(net, x):
+        output = net(x)
+        output.register_hook(lambda gradient: calls.append(1))
+        return output
+
+    compiled = torch.compile(with_hook_inside, backend="eager")
+    make = lambda: (nn.Linear(4, 3), lambda net, x: cross_entropy(net(x) + compiled(net, x), CLASSES))  # noqa: E731
+    fit(None, Steps(make), batches(8, 8), HealthMonitor())
+    assert len(calls) == 2

@@ -33,6 +33,7 @@ TAKEN = {
     "by weights written by hand": (lambda m, x: x @ m.weight, 300 * X, True),
     "scaled in the step": (lambda m, x: x / 300, 300 * X, False),
     "scaled in the step, by weights written by hand": (lambda m, x: (x / 300) @ m.weight, 300 * X, False),
+    "scaled in the step, by einsum": (lambda m, x: torch.einsum("ij,jk->ik", x / 300, m.weight), 300 * X, False),
     "scaled twice": (lambda m, x: (x / 90000) @ m.weight, 300 * X, True),
     "a column of its own units": (lambda m, x: x, torch.cat([150 * X[:, :1], X[:, 1:]], 1), True),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from hookboard.tracing.audit import audit
 
@@ -107,3 +107,31 @@ def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
         step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
         found = audit(model, (TOKENS, targets), step)
         assert {one.rule for one in found} <= {"no_influence"}, "it has no positions"
+
+
+class TakesTokens(nn.Module):
+    """Sees all tokens, which it takes in some other way than by an embedding of them as they are."""
+
+    def __init__(self, take):
+        super().__init__()
+        self.take, self.embed = take, nn.Embedding(20, 8)
+        self.net, self.head = nn.GRU(8, 8, bidirectional=True), nn.Linear(16, 20)
+
+    def forward(self, tokens):
+        return self.head(self.net(self.take(self.embed, tokens))[0]).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda embed, tokens: embed(tokens.t()),
+        lambda embed, tokens: embed.weight[tokens].transpose(0, 1),
+        lambda embed, tokens: (one_hot(tokens, 20).float() @ embed.weight).transpose(0, 1),
+        lambda embed, tokens: embed(tokens.reshape(-1)).view(3, -1, 8).transpose(0, 1),
+    ],
+    ids=["sequence first", "indexed", "one-hot", "flattened"],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_sees_later_tokens_is_an_alarm_however_it_takes_them(way, take):
+    batch, step = way(model := TakesTokens(take))
+    assert [one.rule for one in audit(model, batch, step)] == ["future_leak"]

@@ -83,10 +83,10 @@ def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
     return getattr(node, f"_saved_{name}", default)
 
 
-def packs_saved_tensors() -> bool:
-    """Return True if hooks pack what autograd saves now; always where torch does not tell, as 2.6 does not."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: True)
-    return top(True) is not None
+def packs_saved_tensors() -> bool | None:
+    """Return whether hooks pack what autograd saves now; None where torch does not tell, as 2.6 does not."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(True) is not None
 
 
 def has_memory(tensor: Tensor) -> bool:

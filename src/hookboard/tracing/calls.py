@@ -24,7 +24,7 @@ CUTS = frozenset({"detach", "data", "item", "tolist", "numpy", "argmax"})
 
 CREATING = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
-    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size", "fill", "zero"}
 )
 """Functions that take nothing but shape, dtype and device from a tensor."""
 
@@ -97,6 +97,7 @@ class Value:
         of_batch: whether it is part of the batch, or computed from such a tensor.
         of_parameters: whether it is a parameter, or computed from one.
         is_of: tells whether a tensor with the id of this one is this one.
+        scalar: the tensor, if it is a single number that parameters had a part in and that needs no gradient.
         node: the sequence number of the autograd node that made it, and which of its outputs it is; None without one.
     """
 
@@ -109,6 +110,7 @@ class Value:
     of_parameters: bool
     is_of: Callable[[Tensor], bool]
     node: tuple[int, int] | None = None
+    scalar: Tensor | None = None
 
     @property
     def origin(self) -> "Value":

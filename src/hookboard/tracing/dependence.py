@@ -55,7 +55,7 @@ def batch_mixing(done: TracedStep) -> Iterator[Finding]:
     # What is compared with a target of its own is of one sample too.
     ends |= dict.fromkeys(one.output for one in losses_of(done) if one.target.origin in done.step.given)
     for end in [one for one in ends if count and one.of_batch and graph.has(one)][:MAX_ENDS]:
-        firsts = firsts_behind(end, graph)
+        firsts = [one for one in firsts_behind(end, graph) if _has_samples(one, count)]
         on_data = _mixing_on_data(firsts, count)
         if on_data is None and not _mixes(graph, end, firsts, count):
             continue
@@ -96,25 +96,39 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
 
 
 Layout = Callable[[Tensor], Tensor]
-"""Returns the numbers of each sample, shape (samples, numbers)."""
+"""Returns a view of a tensor with its samples in the first dimension."""
 
 
-def _layouts(value: Value, count: int) -> list[Layout]:
+def layouts_of(value: Value, count: int) -> list[Layout]:
     """Return each way in which a tensor may hold samples: in one dimension, or together with positions in the first."""
-    shape = value.shape
+    op, shape = value.op, value.shape
+    if shape and shape[0] != count and shape[0] % count == 0 and (order := _order_in(value, count)):
+        return [functools.partial(_cut, count, order)]
     axes = [axis for axis, size in enumerate(shape) if size == count]
-    found: list[Layout] = [functools.partial(_along, count, axis) for axis in axes]
-    if shape and shape[0] != count and shape[0] % count == 0 and not (axes and _is_cut_anew(value, count)):
-        found += [functools.partial(_along, count, None), functools.partial(_between, count)]
-    return found
+    data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
+    # What a layer makes of the batch has the samples where the batch has them.
+    if op is not None and (op.name == "batch_norm" or (data and data[0].shape[:1] == (count,))):
+        axes = axes if 0 not in axes else [0]
+    return [functools.partial(torch.movedim, source=axis, destination=0) for axis in axes]
 
 
-def _along(count: int, axis: int | None, one: Tensor) -> Tensor:
-    return (one if axis is None else one.movedim(axis, 0)).reshape(count, -1)
+def _cut(count: int, order: str, one: Tensor) -> Tensor:
+    cut = one.reshape(count, -1, *one.shape[1:]) if order == "samples" else one.reshape(-1, count, *one.shape[1:])
+    return cut if order == "samples" else cut.transpose(0, 1)
 
 
-def _between(count: int, one: Tensor) -> Tensor:
-    return one.reshape(-1, count, *one.shape[1:]).transpose(0, 1).reshape(count, -1)
+def _order_in(value: Value, count: int) -> str:
+    """Return what comes first where samples and positions share the first dimension: "" if no reshape tells."""
+    one, number = value, value.shape[0]
+    while one.op is not None:
+        given = one.op.inputs[0].shape[:2] if one.op.inputs else ()
+        if one.op.name in ("flatten", "view", "reshape") and number not in given and math.prod(given) == number:
+            return "" if given == (count, count) else "samples" if given[0] == count else "positions"
+        follows = [one for one in one.op.inputs if one.of_batch and one.shape[:1] == (number,)]
+        if not follows:
+            break
+        one = follows[0]
+    return ""
 
 
 def _is_cut_anew(value: Value, count: int) -> bool:
@@ -127,19 +141,20 @@ def _is_cut_anew(value: Value, count: int) -> bool:
 
 def _mixes(graph: PartialGraph, end: Value, starts: Sequence[Value], count: int) -> bool:
     """Return True if a sample of a tensor depends on several samples of one of those that it was computed from."""
-    place = torch.arange(math.prod(end.shape)).reshape(end.shape)
-    for layout in _layouts(end, count):
-        one = layout(place)[count // 2]  # what runs over samples sees some before it, or some behind it
-        weights = torch.zeros(place.numel()).index_put((one,), torch.arange(1.0, 1 + len(one)).sin())
-        gradients = zip(starts, graph.gradients(end, weights.reshape(end.shape), starts), strict=True)
-        if not any(one is not None and _is_of_several(one, _layouts(start, count)) for start, one in gradients):
+    layouts = layouts_of(end, count)
+    for layout in layouts:
+        weights = torch.zeros(end.shape)
+        one = layout(weights)[count // 2]  # what runs over samples sees some before it, or some behind it
+        one.copy_(torch.arange(1.0, 1 + one.numel()).sin().reshape(one.shape))
+        gradients = zip(starts, graph.gradients(end, weights, starts), strict=True)
+        if not any(one is not None and _is_of_several(one, layouts_of(start, count)) for start, one in gradients):
             return False
-    return bool(_layouts(end, count))
+    return bool(layouts)
 
 
 def _is_of_several(gradient: Tensor, layouts: Sequence[Layout]) -> bool:
     """Return True if a gradient is of several samples in each layout that the tensor may have."""
-    sizes = [layout(gradient.abs().float().nan_to_num(0.0)).amax(1) for layout in layouts]
+    sizes = [layout(gradient).flatten(1).abs().amax(1).float().nan_to_num(0.0) for layout in layouts]
     return bool(sizes) and all(int((one > ROUNDING * one.amax()).sum()) > 1 for one in sizes)
 
 
@@ -159,6 +174,12 @@ def _mixing_on_data(firsts: Sequence[Value], count: int) -> Op | None:
                 return value.op
             value = value.op.inputs[0]
     return None
+
+
+def _has_samples(first: Value, count: int) -> bool:
+    """Return True if what a layer takes of the batch has so many samples; of others it is not known."""
+    data = [] if first.op is None else [one for one in first.op.inputs if one.of_batch and not one.of_parameters]
+    return not data or any(count in one.shape[:2] or bool(_order_in(one, count)) for one in data)
 
 
 def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
@@ -183,8 +204,8 @@ def _is_meant(op: Op, count: int) -> bool:
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
-    is_one = math.prod(result.shape) == count or (len(first) == 3 and first[1] == 1)
-    is_whole = any(not _layouts(one, count) for one in given) or number < first.count(count)
+    is_one = math.prod(result.shape) == count or (len(first) == 3 and 1 in first[:2])
+    is_whole = any(not layouts_of(one, count) for one in given) or number < first.count(count)
     is_pairs = number > max(1, first.count(count)) or result.shape == (count,) * 2
     is_target = any(one.path is not None for one in others)
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one

@@ -45,15 +45,19 @@ class PartialGraph:
 
     Args:
         nodes: the nodes behind the loss.
+        calls: for each recorded call, the sequence numbers of the nodes that it has made.
         device: the device of the loss.
         why_not: why nothing may be asked, as a clause; "" if nothing is known against it.
     """
 
-    def __init__(self, nodes: Sequence[Node], device: torch.device, why_not: str = "") -> None:
+    def __init__(self, nodes: Sequence[Node], calls: Sequence[range], device: torch.device, why_not: str = "") -> None:
         self._device = device
         numbers = list(map(sequence_number_of, nodes))
         counts = Counter(numbers)  # each thread counts for itself
         self._nodes = {number: node for number, node in zip(numbers, nodes, strict=True) if counts[number] == 1}
+        known = {number for call in calls for number in call}
+        if not self._nodes.keys() <= known or len(self._nodes) < len(nodes):  # as of compiled code, or of other threads
+            why_not = "the step has parts that cannot be inspected"
         if any(isinstance(node, BackwardCFunction) for node in nodes):
             why_not = "the step uses a custom autograd function"
         self.why_not = why_not if nodes else "its graph is too large"

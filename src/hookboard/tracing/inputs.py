@@ -96,9 +96,11 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
 
 
 def _rms_of(data: object) -> float:
-    """Return the RMS of what a call takes of the batch; 0 if it is not known."""
-    numbers = data.tensor.double() if isinstance(data, DataInput) else torch.zeros(0)
-    return float(numbers.square().mean().sqrt()) if numbers.numel() and bool(numbers.isfinite().all()) else 0.0
+    """Return the RMS of what a call takes of the batch; 1 if it is not known, 0 if it is not finite."""
+    if not isinstance(data, DataInput) or not data.tensor.numel():
+        return 1.0
+    numbers = data.tensor.double()
+    return float(numbers.square().mean().sqrt()) if bool(numbers.isfinite().all()) else 0.0
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5

@@ -10,8 +10,9 @@ from torch import Tensor
 from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Value
+from hookboard.tracing.dependence import Layout, firsts_behind, layouts_of
 from hookboard.tracing.graph import asked
-from hookboard.tracing.inputs import DataInput, Embedded
+from hookboard.tracing.inputs import DataInput
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
@@ -283,36 +284,62 @@ def _is_read_twice(source: Value, output: Value) -> bool:
 
 def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None:
     """Return which positions of the source the output at one of them depends on; None if that cannot be told."""
-    output = ahead.call.output
-    place = _by_position(torch.arange(math.prod(output.shape)).reshape(output.shape), ahead)
-    taking = [(op.results[0], _offset_of(done, op.seen, ahead)) for op in done.step.ops if op.results]
-    starts = [(one, offset) for one, offset in taking if offset is not None and done.graph.has(one)]
-    if place is None or not starts:
+    weights = torch.zeros(ahead.call.output.shape)
+    placed = _by_position(weights, ahead)
+    starts = [(one, taken) for one in firsts_behind(ahead.call.output, done.graph) if (taken := _taken_in(one, ahead))]
+    if placed is None or placed.data_ptr() != weights.data_ptr() or not starts:
         return None
-    one = place[ahead.sample, position]
-    weights = torch.zeros(place.numel()).index_put((one,), torch.arange(1.0, 1 + len(one)).sin())
-    gradients = done.graph.gradients(output, weights.reshape(output.shape), [one for one, _ in starts])
+    one = placed[ahead.sample, position]
+    one.copy_(torch.arange(1.0, 1 + len(one)).sin())
+    gradients = done.graph.gradients(ahead.call.output, weights, [one for one, _ in starts])
     sizes = torch.zeros(ahead.source.shape[1] + MAX_OFFSET)
-    for (_, offset), gradient in zip(starts, gradients, strict=True):
+    for (_, (layout, axis, offset)), gradient in zip(starts, gradients, strict=True):
         if gradient is not None:
-            each = gradient[ahead.sample].abs().float().flatten(1).amax(1).cpu()
+            each = layout(gradient)[ahead.sample].movedim(axis, 0).flatten(1).abs().amax(1).float().cpu()
             sizes[offset : offset + len(each)] += each
     return set((sizes > SEEN * sizes.max()).nonzero().flatten().tolist())
 
 
-def _offset_of(done: TracedStep, seen: object, ahead: Ahead) -> int | None:
-    """Return at which position of the source begins what a call takes, position by position; None for other calls."""
-    taken = seen.tokens if isinstance(seen, Embedded) else seen.tensor if isinstance(seen, DataInput) else None
-    inputs = done.step.given[ahead.source].detach()
-    if taken is None or not isinstance(seen, Embedded | DataInput) or taken.shape[:1] != inputs.shape[:1]:
+_KEEPING = frozenset({"embedding", "linear", "matmul", "mm", "getitem", "index_select", "mul", "add"})
+"""Functions of the batch and of weights that keep positions apart; so do convolutions with kernels of one element."""
+
+
+def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
+    """Return where a first tensor that needs a gradient holds the positions of the source; None if that is not clear.
+
+    That is a layout by samples, the dimension of a sample, and the position of the source that stands first.
+    """
+    op, (samples, positions) = first.op, ahead.source.shape[:2]
+    data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
+    layouts = layouts_of(first, samples)
+    if op is None or len(data) != 1 or len(layouts) != 1 or ahead.source not in data[0].ancestors():
         return None
-    if taken.shape[2:] != inputs.shape[2:] or seen.op.results[0].shape[:2] != taken.shape[:2]:
+    is_small = op.name.startswith("conv") and all(size == 1 for size in op.inputs[1].shape[2:])
+    offset = _offset_of(data[0], positions)
+    sizes = layouts[0](torch.empty(first.shape, device="meta")).shape[1:]
+    axes = [axis for axis, size in enumerate(sizes) if positions - MAX_OFFSET <= size <= positions]
+    if offset is None or not axes or not (is_small or op.name in _KEEPING):
         return None
-    if seen.op.name not in ("embedding", "linear"):  # which keep positions apart
-        return None
-    length = taken.shape[1]
-    parts = (inputs[:, offset : offset + length] for offset in range(MAX_OFFSET + 1))
-    return next((offset for offset, part in enumerate(parts) if torch.equal(part, taken)), None)
+    return layouts[0], axes[-1] if is_small else axes[0], offset
+
+
+def _offset_of(data: Value, positions: int) -> int | None:
+    """Return how many of the first positions slices have left out; None if something else was taken than slices."""
+    offset, value = 0, data
+    while value.op is not None:
+        if value.op.name == "getitem":
+            index = value.op.arguments.get("1")
+            for one in index if isinstance(index, tuple) else (index,):
+                if not isinstance(one, slice) or one.step not in (None, 1):
+                    if one not in (None, ...):
+                        return None
+                elif one.start is not None:
+                    offset += one.start if one.start >= 0 else one.start + positions
+        before = [one for one in value.op.inputs if one.of_batch]
+        if not before:
+            break
+        value = before[0]
+    return offset if 0 <= offset <= MAX_OFFSET else None
 
 
 def _by_position(output: Tensor, ahead: Ahead) -> Tensor | None:

@@ -138,6 +138,8 @@ class StepTrace(TorchFunctionMode):
         """For the last autograd node of each call, by its sequence number, where the call was made."""
         self._without_node: list[tuple[int, str]] = []
         """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
+        self.numbers: list[range] = []
+        """The sequence numbers of the nodes that each call has made."""
         self._first_number = 0
         """The sequence number of the first node that the step makes."""
         self._modules = {id(module): name for name, module in modules_in(model).items()}
@@ -224,10 +226,11 @@ class StepTrace(TorchFunctionMode):
         # Fabric hooks what the model returns, and does nothing in it but ask who calls.
         if op.name in _HOOKING and _kind_of(caller.f_code.co_filename) != "caller":
             self.not_asked = "the step registers hooks on tensors"
-        elif packs_saved_tensors():
-            self.not_asked = "what autograd saves is packed by hooks, as under activation checkpointing"
+        elif (packs := packs_saved_tensors()) is not False:
+            packed = "what autograd saves is packed by hooks, as under activation checkpointing"
+            self.not_asked = packed if packs else "this version of torch does not tell whether hooks pack what it saves"
         tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
-        return op, tensors
+        return op, tensors, sequence_number()
 
     def _note_inputs(self) -> None:
         """Record the arguments of the running call of the model: some loops do not tell the batch.
@@ -241,7 +244,7 @@ class StepTrace(TorchFunctionMode):
                 return
             frame = frame.f_back
 
-    def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor]) -> None:
+    def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor], number: int) -> None:
         """Record a call that has been made."""
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
         name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
@@ -263,11 +266,14 @@ class StepTrace(TorchFunctionMode):
             op.results.append(value)
             # Without grad a call makes no node; of a view that it has changed in place, torch raises if asked for one.
             if op.with_grad and tensor.grad_fn is not None:
-                number = sequence_number_of(tensor.grad_fn)
-                self._made[number], value.node = place, (number, tensor.output_nr)
+                value.node = sequence_number_of(tensor.grad_fn), tensor.output_nr
+                self._made[value.node[0]] = place
             elif name in _RISKY:
                 where = f" at {place.short_line}" if place.file else ""
                 self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
+            if value.of_parameters and tensor.numel() == 1 and not tensor.requires_grad:
+                value.scalar = tensor.detach()
+        self.numbers.append(range(number, sequence_number()))  # a view changed in place gets its node when it is asked
 
     def begin(self) -> None:
         """Put this trace on this thread's stack of modes."""
@@ -356,12 +362,15 @@ class StepTrace(TorchFunctionMode):
         self._values.clear()
         self._made.clear()
         self._without_node.clear()
+        self.numbers.clear()
 
     def let_go(self) -> None:
         """Drop the tensors that observers kept, and their graphs."""
         self.loss_calls.clear()
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
+            for value in op.results:
+                value.scalar = None
 
     def value_of(self, tensor: Tensor) -> Value:
         """Return the `Value` of a tensor; a tensor that was not seen before gets one without a call."""

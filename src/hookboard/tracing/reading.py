@@ -65,6 +65,8 @@ class Reader:
         """The names of the parameters that a gradient reaches from any of the losses."""
         self.moving: set[str] = set()
         """The names of the parameters that move any of the losses, with a gradient or without."""
+        self._moved: set[str] = set()
+        """Those on which the latest loss depends, as far as the recorded calls tell."""
         self.outside: list[nn.Parameter] = []
         """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
 
@@ -109,9 +111,11 @@ class Reader:
         given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
         self.reached |= given
         still = still_terms(value, self._parameters)
-        self.moving |= given | self._moving_without_gradient(value)
+        # Those on which it depends with a gradient or without; not only through its targets, as those of a teacher.
+        self._moved = self._trained & weights_behind(value, self._parameters, targets_of(value))
+        self.moving |= given | self._moved
         without = self._trained - self.reached
-        graph = PartialGraph(nodes_behind(loss), loss.device, self.step.not_asked)
+        graph = PartialGraph(nodes_behind(loss), self.step.numbers, loss.device, self.step.not_asked)
         self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, graph, still=still))
         if leaves is None:
             return self.losses[-1]
@@ -172,14 +176,7 @@ class Reader:
         """Take those parameters from `moving` whose gradients are all 0 and that do not move the latest loss."""
         gradients = {name: self._parameters[name].grad for name in self._trained & self.moving}
         zeros = {name for name, grad in gradients.items() if grad is not None and not any_not_zero([grad])}
-        self.moving -= zeros - self._moving_without_gradient(self.losses[-1].loss)
-
-    def _moving_without_gradient(self, loss: Value) -> set[str]:
-        """Return the trained parameters on which a loss depends, with a gradient or without.
-
-        Not those on which it depends only through its targets, as those of a teacher.
-        """
-        return self._trained & weights_behind(loss, self._parameters, targets_of(loss))
+        self.moving -= zeros - self._moved
 
     def unused(self) -> list[Finding]:
         """Return what `unused_parameters` finds, once all backward passes have run."""

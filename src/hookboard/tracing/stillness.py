@@ -7,6 +7,7 @@ from torch import Tensor
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import has_memory
 from hookboard.tracing.calls import CREATING, Op, Value, loss_part
+from hookboard.tracing.handwritten import Product
 from hookboard.tracing.ledger import MULTIPLYING, terms_of
 from hookboard.tracing.rules import LOSSES, TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
@@ -21,6 +22,8 @@ def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
     """
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
+        return ()
+    if isinstance(op.seen, Product) and not any(map(bool, op.seen.target_limits)):  # a mask that hides everything
         return ()
     weight = op.arguments.get("weight")
     factors = [weight] if isinstance(weight, Value) else op.inputs[:2] if op.name in _TIMES_WEIGHTS else []
@@ -47,9 +50,16 @@ def weights_behind(value: Value, parameters: Mapping[str, Tensor], but: Collecti
 
 
 def still_terms(loss: Value, parameters: Mapping[str, Tensor]) -> set[Value]:
-    """Return the terms that take parameters without a gradient, and do not depend on them."""
+    """Return the terms that take parameters without a gradient, and do not depend on them, as far as can be told.
+
+    A term of just 0 or 1, such as the share of outputs that are finite, may be the same in every step.
+    """
     terms = (term for term in terms_of(loss) if not term.requires_grad and term.of_parameters)
-    return {term for term in terms if not weights_behind(term, parameters)}
+    return {term for term in terms if _is_constant(term) or not weights_behind(term, parameters)}
+
+
+def _is_constant(term: Value) -> bool:
+    return term.scalar is not None and term.scalar.item() in (0, 1)
 
 
 def targets_of(loss: Value) -> set[Value]:
