@@ -242,6 +242,7 @@ def test_gradients_are_those_of_the_run_without_a_monitor():
 
 @pytest.mark.compiles
 @pytest.mark.trains
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_a_hook_in_compiled_code_runs_once():
     calls = []
 
