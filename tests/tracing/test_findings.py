@@ -353,6 +353,22 @@ def test_a_term_that_is_detached_is_an_alarm(name):
     assert found.evidence.endswith("which passes no gradient back, so this term has no effect")
 
 
+CONSTANT = {
+    "its dtype alone": lambda output: torch.arange(3.0).type_as(output).sum(),
+    "the share that is finite": lambda output: output.isfinite().float().mean(),
+    "a margin that is kept": lambda output: (output.detach() - 1e6).relu().mean(),
+    "a coefficient of 0": lambda output: torch.tensor(0.0) * output.detach().mean(),
+    "filled anew": lambda output: output.detach().clone().fill_(7.0).mean(),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_term_that_weights_do_not_move_needs_no_gradient(name):
+    model = nn.Linear(4, 3)
+    step = lambda x: model(x).square().mean() + CONSTANT[name](model(x))  # noqa: E731
+    assert audit(model, X, step) == ()
+
+
 @pytest.mark.parametrize(
     ("p", "training", "count"), [(0.95, True, 1), (0.95, False, 0), (0.5, True, 0), (1.0, True, 0)]
 )

@@ -226,9 +226,8 @@ class StepTrace(TorchFunctionMode):
         # Fabric hooks what the model returns, and does nothing in it but ask who calls.
         if op.name in _HOOKING and _kind_of(caller.f_code.co_filename) != "caller":
             self.not_asked = "the step registers hooks on tensors"
-        elif (packs := packs_saved_tensors()) is not False:
-            packed = "what autograd saves is packed by hooks, as under activation checkpointing"
-            self.not_asked = packed if packs else "this version of torch does not tell whether hooks pack what it saves"
+        elif _is_in_checkpoint() if (packs := packs_saved_tensors()) is None else packs:
+            self.not_asked = "what autograd saves is packed by hooks, as under activation checkpointing"
         tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
         return op, tensors, sequence_number()
 
@@ -468,6 +467,14 @@ def _kind_of(path: str) -> Literal["caller", "own", "library", "user"]:
     if path.startswith((_OWN, _OPTIM)) and path not in _PASSING_ON:
         return "own"
     return "library" if is_of_library(path) else "user"
+
+
+def _is_in_checkpoint() -> bool:
+    """Return True if a checkpoint of activations runs; torch 2.6 does not tell of other hooks on saved tensors."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != _CHECKPOINTED.co_filename:
+        frame = frame.f_back
+    return frame is not None
 
 
 _FRAMES = 5

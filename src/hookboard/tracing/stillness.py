@@ -15,16 +15,22 @@ from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 _TIMES_WEIGHTS = MULTIPLYING | {"linear", "matmul", "bmm", "mm", "rmatmul", "conv1d", "conv2d", "conv3d"}
 
 
+_LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
+"""Functions that take nothing but shape, dtype and device from their second tensor."""
+
+
 def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
     """Return on which of the tensors that it takes a call's result depends.
 
-    It does not on what gives it nothing but a shape, and on what it multiplies by 0, or by weights that are all 0.
+    It does not on what gives it nothing but a shape or dtype, and on what it multiplies by 0, or by weights that are all 0.
     """
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
         return ()
     if isinstance(op.seen, Product) and not any(map(bool, op.seen.target_limits)):  # a mask that hides everything
         return ()
+    if op.name in _LIKE:
+        return op.inputs[:1]
     weight = op.arguments.get("weight")
     factors = [weight] if isinstance(weight, Value) else op.inputs[:2] if op.name in _TIMES_WEIGHTS else []
     weights = [(one, parameters.get(one.parameter or "")) for one in factors]
