@@ -196,11 +196,9 @@ def test_threads_of_a_library_that_torch_does_not_use_are_left_alone():
     torch.set_num_threads(3)
 
     def measure_as_if_torch_used_more():
-        *given, _ = native.form_of(large, has_minus=False, with_abs_mean=True)
+        form = native.form_of(large, has_minus=False, with_abs_mean=True)
         row = torch.empty(WIDTH, dtype=torch.float64)
-        native._native.measure_into(
-            large.data_ptr(), 0, 0, row.data_ptr(), *given, True, True, torch.get_num_threads() + 1
-        )
+        native._native.measure_into(large.data_ptr(), 0, 0, row.data_ptr(), True, torch.get_num_threads() + 1, form)
 
     assert in_a_new_thread(lambda: threads_started(measure_as_if_torch_used_more)) == 0
 

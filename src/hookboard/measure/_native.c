@@ -585,8 +585,8 @@ static PyObject *measure_into(PyObject *module, PyObject *args)
 {
     Py_ssize_t address, minus, counts, rows, outer, channels, inner, apart, every;
     int type, is_fresh, with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "nnnninnnnnppi", &address, &minus, &counts, &rows, &type, &outer, &channels, &inner,
-                          &apart, &every, &is_fresh, &with_abs_sum, &threads))
+    if (!PyArg_ParseTuple(args, "nnnnpi(innnnnp)", &address, &minus, &counts, &rows, &is_fresh, &threads, &type, &outer,
+                          &channels, &inner, &apart, &every, &with_abs_sum))
         return NULL;
     double (*into)[WIDTH] = (double (*)[WIDTH])rows, (*found)[WIDTH] = into, few[1][WIDTH];
     size_t count = 1 + (channels ? divided_up((size_t)channels, (size_t)every) : 0);
@@ -609,8 +609,8 @@ static PyObject *measure_into(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"measure_into", measure_into, METH_VARARGS,
-     "measure_into(address, minus, counts, rows, type, outer, channels, inner, apart, every, is_fresh, with_abs_mean, "
-     "threads): measures a tensor, see Job, and merges it into its row and those of its channels, which follow; where "
+     "measure_into(address, minus, counts, rows, is_fresh, threads, (type, outer, channels, inner, apart, every, "
+     "with_abs_mean)): measures a tensor, see Job, and merges it into its row and those of its channels, which follow; where "
      "these hold nothing yet (is_fresh), they are overwritten. The bins of the values are added to `counts`, unless 0."},
     {NULL, NULL, 0, NULL},
 };

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookboard.base.messages import inform
+from hookboard.measure.histogram import BINS
 from hookboard.measure.memory import shape_in_memory
 from hookboard.measure.row import WIDTH
 
@@ -70,9 +71,8 @@ def measure_into(job: tuple[Form, Tensor, Tensor | None, int, bool, int], rows: 
         rows: shape (n, WIDTH), float64.
         bins: shape (n, BINS), int64.
     """
-    (kind, outer, channels, inner, apart, every, with_abs_mean), values, minus, row, is_fresh, bin_row = job
+    form, values, minus, row, is_fresh, bin_row = job
     less, at = 0 if minus is None else minus.data_ptr(), rows.data_ptr() + 8 * WIDTH * row
-    counts = 0 if bin_row < 0 else bins[bin_row].data_ptr()
-    given = kind, outer, channels, inner, apart, every, is_fresh, with_abs_mean, torch.get_num_threads()
-    _native.measure_into(values.data_ptr(), less, counts, at, *given)
+    counts = 0 if bin_row < 0 else bins.data_ptr() + 8 * BINS * bin_row
+    _native.measure_into(values.data_ptr(), less, counts, at, is_fresh, torch.get_num_threads(), form)
     return True

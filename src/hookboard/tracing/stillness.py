@@ -22,7 +22,7 @@ _LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
 def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
     """Return on which of the tensors that it takes a call's result depends.
 
-    It does not on what gives it nothing but a shape or dtype, and on what it multiplies by 0, or by weights that are all 0.
+    It does not on what gives it nothing but a shape or dtype, and on what it multiplies by 0 or by weights of 0.
     """
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
