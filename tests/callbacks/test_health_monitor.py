@@ -193,6 +193,7 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
         ({"rules": ["nonfinite", "!no_such"]}, "unknown rule 'no_such'"),
         ({"rules": "updates_*"}, r"unknown rule 'updates_\*'; did you mean 'not_updated'"),
         ({"rules": ["nonfinite", "!nonfinite"]}, r"rules=\['nonfinite', '!nonfinite'\] selects no rule"),
+        ({"rules": Rule("mine", len, of="step")}, "rules: 'mine' has of='step', which only built-in rules can have"),
         ({"rules": "!re:("}, r"rules: 're:\(' is not a regular expression"),
         ({"rules": "!dead_units", "stop_on": "dead_units"}, r"not in rules= \(.* and \d+ more\); add it"),
         ({"rules": "nonfinite", "stop_on": ["dead_units"]}, r"'dead_units' is not in rules= \(nonfinite\)"),

@@ -36,7 +36,7 @@ from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.parameters import stepped_by
+from hookboard.model.parameters import stepped_by, weights_of
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing.black_box import BlackBox
@@ -363,7 +363,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _find_layers(self, state: HealthState) -> None:
         """Set the layers of a stage to those that the model has now."""
-        weights = self._weights(state.selection.owners)
+        weights = weights_of(state.selection.owners)
         has_shape = {name: weight for name, weight in weights.items() if not is_lazy(weight)}
         state.has_lazy = len(has_shape) < len(weights)
         state.layers.clear()  # the table reads this very dict

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -107,10 +107,6 @@ class SiteLogger(HookboardCallback[V]):
         """Return the part of a weight, or of its gradient, that is measured; a subclass may override this."""
         return weight
 
-    def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-        """Return the weights of these modules that are measured, by dotted name; a subclass may override this."""
-        return weights_of(owners)
-
     # What it does at each point of a run, see `hookboard.loops.callback`.
 
     def _reset(self) -> None:
@@ -159,7 +155,7 @@ class SiteLogger(HookboardCallback[V]):
         state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
-        state.weights = self._weights(state.selection.owners)
+        state.weights = weights_of(state.selection.owners)
         state.table.forget_shapes()
         state.news.facts = None
 
@@ -215,7 +211,7 @@ class SiteLogger(HookboardCallback[V]):
         owners = state.selection.owners
         if not owners or are_unchanged(state.weights, owners):
             return
-        before, state.weights = state.weights, self._weights(owners)
+        before, state.weights = state.weights, weights_of(owners)
         if not all(weight is before.get(name) for name, weight in state.weights.items()):
             state.news.facts = None
             self._say_changed()

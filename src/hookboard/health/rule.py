@@ -252,6 +252,9 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in single]
     wanted = _matching(patterns, built_in) if included else set(built_in)
     rules += [rule for name, rule in built_in.items() if name in wanted and rule not in rules]
+    for rule in rules:
+        if rule.of == "step" and rule not in built_in.values():
+            raise ValueError(f"rules: {rule.name!r} has of='step', which only built-in rules can have.")
     check_differ("rules", given, [rule.name for rule in rules])
     unwanted = _matching(excluded, {*built_in, *(rule.name for rule in rules)})
     rules = [rule for rule in rules if rule.name not in unwanted]

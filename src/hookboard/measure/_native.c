@@ -56,10 +56,11 @@
 #define CHANNEL 128     /* values that take as long as to finish the row of a channel */
 #define TENSOR 512      /* values that take as long as to begin with another tensor */
 
-static const double CANCELLATION = 1e-6; /* as MIN_VARIANCE_SHARE in by_torch.py */
+static const double CANCELLATION = 1e-6; /* a smaller part of the squares is lost in their rounding */
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 }; /* as in native.py */
-enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */
+/* As in row.py, once `finish` has made the deviation and abs_mean of M2 and ABS_SUM. */
+enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH };
 
 static const double EMPTY[WIDTH] = {[MIN] = INFINITY, [MAX] = -INFINITY};
 
