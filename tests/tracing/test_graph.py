@@ -240,6 +240,7 @@ def test_gradients_are_those_of_the_run_without_a_monitor():
     assert seen[0] == seen[1]
 
 
+@newer_torch
 @pytest.mark.compiles
 @pytest.mark.trains
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")

@@ -504,6 +504,9 @@ def outside_of(make, first_nan, capsys, caplog, *callbacks):
 @pytest.mark.parametrize("first_nan", [None, 1], ids=["in a healthy training", "around the first NaN"])
 @pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS)
 def test_the_world_sees_the_same_with_a_monitor(make, first_nan, capsys, caplog):
+    unpacks = make in (saved_tensors_are_packed, a_checkpointed_block_runs)
+    if unpacks and not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+        pytest.skip("torch 2.6 does not tell whether hooks pack what it saves, see limits.md")
     bare = outside_of(make, first_nan, capsys, caplog)
     monitor = HealthMonitor(nonfinite="exact")
     assert outside_of(make, first_nan, capsys, caplog, monitor) == bare
