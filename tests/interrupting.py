@@ -63,6 +63,8 @@ class Moments:
         behind = frame.f_back
         if not frame.f_code.co_filename.startswith(WITH_THEM) and (behind is None or behind.f_trace is None):
             return None
+        if frame.f_code.co_name == "__del__":  # Python swallows what is raised there
+            return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         frame.f_trace = self._of_instruction
         return self._of_instruction

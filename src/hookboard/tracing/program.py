@@ -271,7 +271,7 @@ class StepTrace(TorchFunctionMode):
                 where = f" at {place.short_line}" if place.file else ""
                 self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
             if value.of_parameters and tensor.numel() == 1 and not tensor.requires_grad:
-                value.scalar = tensor.detach()
+                value.scalar = tensor  # not detached: dispatch modes of the user's would see it
         self.numbers.append(range(number, sequence_number()))  # a view changed in place gets its node when it is asked
 
     def begin(self) -> None:
