@@ -119,15 +119,16 @@ def _cut(count: int, order: str, one: Tensor) -> Tensor:
 
 def _order_in(value: Value, count: int) -> str:
     """Return what comes first where samples and positions share the first dimension: "" if no reshape tells."""
-    one, number = value, value.shape[0]
-    while one.op is not None:
-        given = one.op.inputs[0].shape[:2] if one.op.inputs else ()
-        if one.op.name in ("flatten", "view", "reshape") and number not in given and math.prod(given) == number:
-            return "" if given == (count, count) else "samples" if given[0] == count else "positions"
-        follows = [one for one in one.op.inputs if one.of_batch and one.shape[:1] == (number,)]
-        if not follows:
+    number = value.shape[0]
+    while value.op is not None:
+        given = value.op.inputs[0].shape[:2] if value.op.inputs else ()
+        if value.op.name in ("flatten", "view", "reshape") and number not in given and math.prod(given) == number:
+            is_first, is_second = (size == count for size in given)
+            return "" if is_first is is_second else "samples" if is_first else "positions"
+        before = [one for one in value.op.inputs if one.of_batch and one.shape[:1] == (number,)]
+        if not before:
             break
-        one = follows[0]
+        value = before[0]
     return ""
 
 
