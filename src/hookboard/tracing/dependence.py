@@ -22,7 +22,7 @@ leave a little."""
 MAX_ENDS = 4
 """Of so many tensors that enter the loss it is asked, the last ones first (a choice)."""
 
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def _count_of(done: TracedStep) -> int:
@@ -167,7 +167,7 @@ def _mixing_on_data(firsts: Sequence[Value], count: int) -> Op | None:
         if op is None or value.of_parameters:
             continue
         # The last argument of these is `batch_first`.
-        runs_over_first = op.name in _RECURRENT and len(value.shape) == 3 and not [*op.arguments.values()][-1]
+        runs_over_first = op.name in RECURRENT and len(value.shape) == 3 and not [*op.arguments.values()][-1]
         if runs_over_first and value.shape[0] == count != value.shape[1]:
             return op
         while value.op is not None and value.op.inputs:

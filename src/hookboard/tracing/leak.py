@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
-from hookboard.tracing.calls import Value
-from hookboard.tracing.dependence import Layout, firsts_behind, layouts_of
+from hookboard.tracing.calls import RESHAPES, Value
+from hookboard.tracing.dependence import RECURRENT, Layout, firsts_behind, layouts_of
 from hookboard.tracing.graph import asked
 from hookboard.tracing.inputs import DataInput
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
@@ -293,15 +293,22 @@ def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None
     one.copy_(torch.arange(1.0, 1 + len(one)).sin())
     gradients = done.graph.gradients(ahead.call.output, weights, [one for one, _ in starts])
     sizes = torch.zeros(ahead.source.shape[1] + MAX_OFFSET)
-    for (_, (layout, axis, offset)), gradient in zip(starts, gradients, strict=True):
+    for (first, (layout, axis, offset)), gradient in zip(starts, gradients, strict=True):
         if gradient is not None:
             each = layout(gradient)[ahead.sample].movedim(axis, 0).flatten(1).abs().amax(1).float().cpu()
+            if first.op is not None and first.op.name in RECURRENT:  # which has read all before, or all
+                is_both = bool([*first.op.arguments.values()][-2])
+                each = each.max().expand(len(each)) if is_both else each.flip(0).cummax(0).values.flip(0)
             sizes[offset : offset + len(each)] += each
     return set((sizes > SEEN * sizes.max()).nonzero().flatten().tolist())
 
 
 _KEEPING = frozenset({"embedding", "linear", "matmul", "mm", "getitem", "index_select", "mul", "add"})
 """Functions of the batch and of weights that keep positions apart; so do convolutions with kernels of one element."""
+
+_IN_PLACE = RESHAPES - {"index_select", "masked_select", "narrow", "select", "gather", "expand"}
+_IN_PLACE |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "long", "int"}
+"""Functions of the batch that leave positions where they are; slices may leave out the first of them."""
 
 
 def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
@@ -318,7 +325,7 @@ def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
     offset = _offset_of(data[0], positions)
     sizes = layouts[0](torch.empty(first.shape, device="meta")).shape[1:]
     axes = [axis for axis, size in enumerate(sizes) if positions - MAX_OFFSET <= size <= positions]
-    if offset is None or not axes or not (is_small or op.name in _KEEPING):
+    if offset is None or not axes or not (is_small or op.name in _KEEPING | RECURRENT):
         return None
     return layouts[0], axes[-1] if is_small else axes[0], offset
 
@@ -335,6 +342,8 @@ def _offset_of(data: Value, positions: int) -> int | None:
                         return None
                 elif one.start is not None:
                     offset += one.start if one.start >= 0 else one.start + positions
+        elif value.op.name not in _IN_PLACE:
+            return None
         before = [one for one in value.op.inputs if one.of_batch]
         if not before:
             break

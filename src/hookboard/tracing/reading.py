@@ -1,5 +1,6 @@
 """`Reader`: traces a step while it runs, and applies all rules to it."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -66,7 +67,7 @@ class Reader:
         self.moving: set[str] = set()
         """The names of the parameters that move any of the losses, with a gradient or without."""
         self._moved: set[str] = set()
-        """Those on which the latest loss depends, as far as the recorded calls tell."""
+        """Those on which the latest loss depends whatever is chosen, as far as the recorded calls tell."""
         self.outside: list[nn.Parameter] = []
         """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
 
@@ -110,12 +111,13 @@ class Reader:
         # What the backward pass of a custom function does is unknown.
         given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
         self.reached |= given
-        still = still_terms(value, self._parameters)
-        # Those on which it depends with a gradient or without; not only through its targets, as those of a teacher.
-        self._moved = self._trained & weights_behind(value, self._parameters, targets_of(value))
-        self.moving |= given | self._moved
-        without = self._trained - self.reached
         graph = PartialGraph(nodes_behind(loss), self.step.numbers, loss.device, self.step.not_asked)
+        still = still_terms(value, self._parameters, graph)
+        # Those on which it depends with a gradient or without; not only through its targets, as those of a teacher.
+        behind = functools.partial(weights_behind, value, self._parameters, graph, targets_of(value))
+        self.moving |= given | (self._trained & behind())
+        self._moved = self._trained & behind(beyond_choices=False)
+        without = self._trained - self.reached
         self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, graph, still=still))
         if leaves is None:
             return self.losses[-1]

@@ -7,7 +7,7 @@ from torch import Tensor
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import has_memory
 from hookboard.tracing.calls import CREATING, Op, Value, loss_part
-from hookboard.tracing.handwritten import Product
+from hookboard.tracing.graph import PartialGraph
 from hookboard.tracing.ledger import MULTIPLYING, terms_of
 from hookboard.tracing.rules import LOSSES, TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
@@ -15,11 +15,13 @@ from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 _TIMES_WEIGHTS = MULTIPLYING | {"linear", "matmul", "bmm", "mm", "rmatmul", "conv1d", "conv2d", "conv3d"}
 
 
+_CHOOSING = frozenset({"getitem", "gather", "index_select", "take_along_dim", "masked_select", "where", "index_add"})
+
 _LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
 """Functions that take nothing but shape, dtype and device from their second tensor."""
 
 
-def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
+def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> Sequence[Value]:
     """Return on which of the tensors that it takes a call's result depends.
 
     It does not on what gives it nothing but a shape or dtype, and on what it multiplies by 0 or by weights of 0.
@@ -27,41 +29,64 @@ def _moved_by(op: Op, parameters: Mapping[str, Tensor]) -> Sequence[Value]:
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
         return ()
-    if isinstance(op.seen, Product) and not any(map(bool, op.seen.target_limits)):  # a mask that hides everything
+    if any(0 in one.shape for one in op.results):
         return ()
+    if (
+        op.name in MULTIPLYING and len(op.inputs) == 2 and graph.has(op.results[0])
+    ):  # by a mask, or by shares of experts
+        saved = graph.saved_by(op.results[0])
+        zeros = [one for name, one in zip(("self", "other"), op.inputs, strict=True) if _is_zero(saved.get(name))]
+        return zeros or op.inputs
     if op.name in _LIKE:
         return op.inputs[:1]
     weight = op.arguments.get("weight")
     factors = [weight] if isinstance(weight, Value) else op.inputs[:2] if op.name in _TIMES_WEIGHTS else []
     weights = [(one, parameters.get(one.parameter or "")) for one in factors]
-    return [one for one, held in weights if held is not None and not _is_any(held)] or op.inputs
+    return [one for one, held in weights if _is_zero(held)] or op.inputs
 
 
-def _is_any(weight: Tensor) -> bool:
-    """Return True if a weight is not all 0, or cannot be read."""
-    held = local(weight.detach())
-    return not has_memory(held) or bool(held.any())
+def _is_zero(tensor: Tensor | None) -> bool:
+    """Return True if a tensor is there, can be read and is all 0."""
+    return tensor is not None and has_memory(held := local(tensor.detach())) and not bool(held.any())
 
 
-def weights_behind(value: Value, parameters: Mapping[str, Tensor], but: Collection[Value] = ()) -> set[str]:
-    """Return the names of the parameters on which a value depends, but for those that it meets through some values."""
+def weights_behind(
+    value: Value,
+    parameters: Mapping[str, Tensor],
+    graph: PartialGraph,
+    but: Collection[Value] = (),
+    *,
+    beyond_choices: bool = True,
+) -> set[str]:
+    """Return the names of the parameters on which a value depends.
+
+    Args:
+        value: the value.
+        parameters: the parameters by name.
+        graph: the graph of the step.
+        but: values that are not looked behind.
+        beyond_choices: whether to look behind calls that take some numbers of what they are given, by their index: the
+            others, as those of experts that are not chosen, have no influence.
+    """
     found, seen, waiting = set[str](), set(but), [value]
     while waiting:
         one = waiting.pop()
         if one not in seen:
             seen.add(one)
             found |= {one.parameter} if one.op is None and one.parameter is not None else set()
-            waiting += () if one.op is None else _moved_by(one.op, parameters)
+            is_choice = one.op is not None and one.op.name in _CHOOSING and len(one.op.inputs) > 1
+            if one.op is not None and (beyond_choices or not is_choice):
+                waiting += _moved_by(one.op, parameters, graph)
     return found
 
 
-def still_terms(loss: Value, parameters: Mapping[str, Tensor]) -> set[Value]:
+def still_terms(loss: Value, parameters: Mapping[str, Tensor], graph: PartialGraph) -> set[Value]:
     """Return the terms that take parameters without a gradient, and do not depend on them, as far as can be told.
 
     A term of just 0 or 1, such as the share of outputs that are finite, may be the same in every step.
     """
     terms = (term for term in terms_of(loss) if not term.requires_grad and term.of_parameters)
-    return {term for term in terms if _is_constant(term) or not weights_behind(term, parameters)}
+    return {term for term in terms if _is_constant(term) or not weights_behind(term, parameters, graph)}
 
 
 def _is_constant(term: Value) -> bool:
