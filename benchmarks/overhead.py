@@ -46,6 +46,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchvision.models import resnet18
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
+from hookboard.loops.callback import HookboardCallback
+from hookboard.loops.trainer import TrainerLoop
 
 BATCH = 16
 NEVER = 10**9
@@ -164,8 +166,12 @@ class Turns(Callback):
 
     def _next_turn(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for callback in self.active:
-            callback.teardown(trainer, pl_module, "fit")
+            if isinstance(callback, HookboardCallback):
+                callback.end_run(TrainerLoop.of(trainer))  # which would tell it the end of the fit
+            else:
+                callback.teardown(trainer, pl_module, "fit")
         self.active = []
+        assert not any(isinstance(one, TrainerLoop) for one in trainer.callbacks), "the last turn has not ended"
         if self.waiting:
             self.name = self.waiting.pop(0)
             self.active = self.variants[self.name]
