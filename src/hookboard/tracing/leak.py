@@ -28,7 +28,6 @@ SEEN = 1e-5
 MAX_OFFSET = 2
 """The model may take the inputs from as many positions later on."""
 
-
 MAX_COLUMNS = 4096
 """Wider data are not searched for the targets (a choice)."""
 

@@ -14,8 +14,8 @@ from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 
 _TIMES_WEIGHTS = MULTIPLYING | {"linear", "matmul", "bmm", "mm", "rmatmul", "conv1d", "conv2d", "conv3d"}
 
-
 _CHOOSING = frozenset({"getitem", "gather", "index_select", "take_along_dim", "masked_select", "where", "index_add"})
+"""Functions that may take some numbers of a tensor and leave others."""
 
 _LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
 """Functions that take nothing but shape, dtype and device from their second tensor."""
@@ -31,9 +31,8 @@ def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> 
         return ()
     if any(0 in one.shape for one in op.results):
         return ()
-    if (
-        op.name in MULTIPLYING and len(op.inputs) == 2 and graph.has(op.results[0])
-    ):  # by a mask, or by shares of experts
+    is_product = op.name in MULTIPLYING and len(op.inputs) == 2 and graph.has(op.results[0])
+    if is_product:  # with a mask, or with the shares of experts
         saved = graph.saved_by(op.results[0])
         zeros = [one for name, one in zip(("self", "other"), op.inputs, strict=True) if _is_zero(saved.get(name))]
         return zeros or op.inputs
