@@ -168,7 +168,12 @@ def test_targets_two_tokens_later_are_an_alarm_unless_others_are_the_next_ones()
 
 
 @pytest.mark.parametrize(
-    ("norm", "severity"), [(nn.BatchNorm1d(6), []), (nn.Sequential(nn.BatchNorm1d(6), nn.Softmax(0)), ["softmax"])]
+    ("norm", "severity"),
+    [
+        (nn.BatchNorm1d(6), []),
+        (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), []),
+        (nn.Sequential(nn.BatchNorm1d(6), nn.Softmax(0)), ["softmax"]),
+    ],
 )
 def test_a_batch_norm_may_mix_samples_and_what_follows_it_may_not(norm, severity):
     assert [name for _, name in mixing(norm)] == severity

@@ -85,7 +85,7 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
         op = one.op
         if op is None or not one.of_batch:
             return False
-        is_norm = op.name == "batch_norm" and bool(op.arguments.get("training"))
+        is_norm = op.name == "batch_norm" and bool(op.arguments.get("training", op.arguments.get("5")))
         if graph.has(one) and (is_norm or not any(graph.has(given) and given.of_batch for given in op.inputs)):
             found[one] = None
             return False
