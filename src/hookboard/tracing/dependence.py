@@ -20,7 +20,7 @@ ROUNDING = 1e-5
 leave a little."""
 
 MAX_ENDS = 4
-"""Of so many tensors that enter the loss it is asked, the last ones first (a choice)."""
+"""At most so many of the tensors that enter the loss are asked about, the last ones first (a choice)."""
 
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
@@ -59,9 +59,8 @@ def batch_mixing(done: TracedStep) -> Iterator[Finding]:
         on_data = _mixing_on_data(firsts, count)
         if on_data is None and not _mixes(graph, end, firsts, count):
             continue
-        behind = {one.op for one in end.ancestors(lambda one, firsts=firsts: one not in firsts)}  # type: ignore[misc]
-        ops = [op for op in done.step.ops if op in behind and op.with_grad]
-        guilty = on_data or next((op for op in ops if _is_guilty(graph, op, count)), None)
+        behind = _calls_between(firsts, end)
+        guilty = on_data or next((op for op in done.step.ops if op in behind and _is_guilty(graph, op, count)), None)
         if guilty is None or guilty.name in RESHAPES - {"view", "reshape"} or _is_meant(guilty, count):
             continue
         # Rows of numbers may be the positions of one sequence, or the objects of one scene.
@@ -93,6 +92,11 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
 
     deque(end.ancestors(lies_between), maxlen=0)
     return [*found]
+
+
+def _calls_between(firsts: Sequence[Value], end: Value) -> set[Op]:
+    """Return the calls on the way from some tensors to another, without those that made the former."""
+    return {one.op for one in end.ancestors(lambda one: one not in firsts) if one.op is not None and one.op.with_grad}
 
 
 Layout = Callable[[Tensor], Tensor]
@@ -178,7 +182,7 @@ def _mixing_on_data(firsts: Sequence[Value], count: int) -> Op | None:
 
 
 def _has_samples(first: Value, count: int) -> bool:
-    """Return True if what a layer takes of the batch has so many samples; of others it is not known."""
+    """Return False if what a call takes of the batch cannot have so many samples."""
     data = [] if first.op is None else [one for one in first.op.inputs if one.of_batch and not one.of_parameters]
     return not data or any(count in one.shape[:2] or bool(_order_in(one, count)) for one in data)
 
@@ -228,9 +232,7 @@ def _finding(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Find
         advice = f"pass the dimensions in the order {op.name} expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"
-        elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):
-            advice = "keep each sample's index within its own rows"
-        elif op.name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"):
+        elif op.name in RECURRENT | {"multi_head_attention_forward"}:
             advice = "set batch_first=True"
     return Finding(
         op.place.module,

@@ -58,9 +58,10 @@ class PartialGraph:
         known = {number for call in calls for number in call}
         if not self._nodes.keys() <= known or len(self._nodes) < len(nodes):  # as of compiled code, or of other threads
             why_not = "the step has parts that cannot be inspected"
+        # Also those of DDP and FSDP: they tell others that a backward pass runs.
         if any(isinstance(node, BackwardCFunction) for node in nodes):
             why_not = "the step uses a custom autograd function"
-        self.why_not = why_not if nodes else "its graph is too large"
+        self.why_not = why_not
 
     def let_go(self) -> None:
         """Drop the nodes, which hold what the step has saved for its backward pass."""
@@ -83,11 +84,14 @@ class PartialGraph:
             values: the tensors, which `has` knows.
 
         Raises:
-            NotAskedError: the step has hooks or custom functions.
+            NotAskedError: code of the user might run; the message says which.
         """
         if self.why_not:
             raise NotAskedError(self.why_not)
-        edges = [GradientEdge(self._nodes[number], output) for number, output in filter(None, (v.node for v in values))]
-        number, output = end.node or (0, 0)
-        start, weights = GradientEdge(self._nodes[number], output), weights.to(self._device)
-        return [*torch.autograd.grad([start], edges, [weights], retain_graph=True, allow_unused=True)]
+        start, edges = self._edge(end), [*map(self._edge, values)]
+        return [*torch.autograd.grad([start], edges, [weights.to(self._device)], retain_graph=True, allow_unused=True)]
+
+    def _edge(self, value: Value) -> GradientEdge:
+        assert value.node is not None  # `has` knows it
+        number, output = value.node
+        return GradientEdge(self._nodes[number], output)

@@ -26,7 +26,7 @@ SEEN = 1e-5
 -10000 leave a little."""
 
 MAX_OFFSET = 2
-"""The model may take the inputs from as many positions later on."""
+"""At most so many of the first positions of the batch may be left out of what the model takes (a choice)."""
 
 MAX_COLUMNS = 4096
 """Wider data are not searched for the targets (a choice)."""
@@ -305,8 +305,8 @@ def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None
 _KEEPING = frozenset({"embedding", "linear", "matmul", "mm", "getitem", "index_select", "mul", "add"})
 """Functions of the batch and of weights that keep positions apart; so do convolutions with kernels of one element."""
 
-_IN_PLACE = RESHAPES - {"index_select", "masked_select", "narrow", "select", "gather", "expand"}
-_IN_PLACE |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "long", "int"}
+_STAYING = RESHAPES - {"index_select", "masked_select", "narrow", "select", "gather", "expand"}
+_STAYING |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "long", "int"}
 """Functions of the batch that leave positions where they are; slices may leave out the first of them."""
 
 
@@ -330,7 +330,7 @@ def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
 
 
 def _offset_of(data: Value, positions: int) -> int | None:
-    """Return how many of the first positions slices have left out; None if something else was taken than slices."""
+    """Return how many of the first positions slices have left out; None if other calls may have moved positions."""
     offset, value = 0, data
     while value.op is not None:
         if value.op.name == "getitem":
@@ -341,7 +341,7 @@ def _offset_of(data: Value, positions: int) -> int | None:
                         return None
                 elif one.start is not None:
                     offset += one.start if one.start >= 0 else one.start + positions
-        elif value.op.name not in _IN_PLACE:
+        elif value.op.name not in _STAYING:
             return None
         before = [one for one in value.op.inputs if one.of_batch]
         if not before:

@@ -22,9 +22,9 @@ _LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
 
 
 def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> Sequence[Value]:
-    """Return on which of the tensors that it takes a call's result depends.
+    """Return the tensors on which the result of a call depends, among those that it takes.
 
-    It does not on what gives it nothing but a shape or dtype, and on what it multiplies by 0 or by weights of 0.
+    Left out is what gives only a shape or dtype, and what is multiplied by 0 or by weights of 0.
     """
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
@@ -64,8 +64,8 @@ def weights_behind(
         parameters: the parameters by name.
         graph: the graph of the step.
         but: values that are not looked behind.
-        beyond_choices: whether to look behind calls that take some numbers of what they are given, by their index: the
-            others, as those of experts that are not chosen, have no influence.
+        beyond_choices: whether to look behind calls that pick some numbers of a tensor, such as `gather`: the others,
+            as those of an expert without tokens, have no influence.
     """
     found, seen, waiting = set[str](), set(but), [value]
     while waiting:
