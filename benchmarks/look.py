@@ -4,10 +4,10 @@
     python benchmarks/look.py --beside ../hookboard-0.2.0           in turns with another one, whose kernel is built
 
 The model is torchvision's ResNet-50 on two pictures of 3x32x32, whose steps are so short that the look is as long. It
-is measured at every step, on one thread. Each training is a process of its own, since a process has one hookboard; they
-take turns, so that a drift of the machine's speed meets all of them. The time is that of the process, not of the clock:
-what else the machine does counts little. Printed are the medians over the steps of a training, of the quickest of the
-rounds; a look is what the step takes beyond the bare one.
+is measured at every second step, on one thread; a look is what such a step takes beyond the mean of the steps before
+and after it, of which nothing is measured. The time is that of the process, not of the clock: what else the machine
+does counts little. Each training is a process of its own, since a process has one hookboard; they take turns, so that a
+drift of the machine's speed meets all of them. Printed are the medians over the steps of a training, and over rounds.
 """
 
 import argparse
@@ -30,8 +30,7 @@ from torch.utils.data import DataLoader
 from torchvision.models import resnet50
 
 ROOT = Path(__file__).parents[1]
-STEPS, WARM_UP = 30, 8
-BARE, WATCHED = "bare", "watched"
+STEPS, WARM_UP = 91, 20
 
 
 class Classifier(LightningModule):
@@ -57,19 +56,19 @@ class Clock(Callback):
         self.seconds.append(time.process_time())
 
 
-def train(kind: str, folder: str) -> dict[str, float]:
-    """Train, and return the milliseconds of a step and the bytes that the callbacks add to a checkpoint."""
+def train(folder: str) -> dict[str, float]:
+    """Train, and return the milliseconds of a look and of the steps between, and the bytes it adds to a checkpoint."""
     from hookboard import HealthMonitor
 
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    clock, monitors = Clock(), [HealthMonitor(every_n_steps=1)] if kind == WATCHED else []
+    clock, monitor = Clock(), HealthMonitor(every_n_steps=2)
     trainer = Trainer(
         max_epochs=1,
         accelerator="cpu",
-        callbacks=[clock, *monitors],
+        callbacks=[clock, monitor],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -79,11 +78,15 @@ def train(kind: str, folder: str) -> dict[str, float]:
     data = [(torch.randn(2, 3, 32, 32), torch.randint(10, (2,))) for _ in range(STEPS)]
     trainer.fit(Classifier(), DataLoader(data, batch_size=None))  # type: ignore[arg-type]
     steps = [1e3 * (end - start) for start, end in zip(clock.seconds, clock.seconds[1:], strict=False)]
-    sizes = [saved(trainer, Path(folder, "with.ckpt"))]
-    for monitor in monitors:
-        trainer.callbacks.remove(monitor)  # type: ignore[attr-defined]  # it is a list
-    sizes.append(saved(trainer, Path(folder, "without.ckpt")))
-    return {"milliseconds": statistics.median(steps[WARM_UP:]), "bytes": sizes[0] - sizes[1]}
+    looks = range(WARM_UP + 1, STEPS - 2, 2)  # as a Trainer logs: the second of two
+    found = {
+        "look": statistics.median(steps[k] - (steps[k - 1] + steps[k + 1]) / 2 for k in looks),
+        "step": statistics.median(steps[k + 1] for k in looks),
+        "bytes": saved(trainer, Path(folder, "with.ckpt")),
+    }
+    trainer.callbacks.remove(monitor)  # type: ignore[attr-defined]  # it is a list
+    found["bytes"] -= saved(trainer, Path(folder, "without.ckpt"))
+    return found
 
 
 def saved(trainer: Trainer, path: Path) -> int:
@@ -92,11 +95,11 @@ def saved(trainer: Trainer, path: Path) -> int:
     return path.stat().st_size
 
 
-def trained(kind: str, checkout: Path) -> dict[str, float]:
+def trained(checkout: Path) -> dict[str, float]:
     """What `train` returns in a process that has the hookboard of a checkout."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, __file__, "--train", kind]
+    command = [sys.executable, __file__, "--train"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -104,26 +107,25 @@ def trained(kind: str, checkout: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--beside", type=Path, help="the folder of another checkout")
-    parser.add_argument("--rounds", type=int, default=3, help="trainings of each, of which the quickest counts")
-    parser.add_argument("--train", choices=[BARE, WATCHED], help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3, help="trainings of each")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(train(given.train, folder)))
+            print(json.dumps(train(folder)))
         return
-    turns = {"bare step": (BARE, ROOT), "a look": (WATCHED, ROOT)}
+    turns = {"this checkout": ROOT}
     if given.beside:
-        turns["a look of the other checkout"] = (WATCHED, given.beside.resolve())
+        turns["the other checkout"] = given.beside.resolve()
     found: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
     for _ in range(given.rounds):
-        for name, turn in turns.items():
-            found[name].append(trained(*turn))
-    quickest = {name: min(one["milliseconds"] for one in each) for name, each in found.items()}
-    print("| | ms | bytes in a checkpoint |")
-    print("|---|---|---|")
-    for name, milliseconds in quickest.items():
-        beyond = 0.0 if name == "bare step" else quickest["bare step"]
-        print(f"| {name} | {milliseconds - beyond:.1f} | {found[name][0]['bytes']:,.0f} |")
+        for name, checkout in turns.items():
+            found[name].append(trained(checkout))
+    print("| | a look, ms | a step without one, ms | bytes in a checkpoint |")
+    print("|---|---|---|---|")
+    for name, each in found.items():
+        look, step, size = (statistics.median(one[what] for one in each) for what in ("look", "step", "bytes"))
+        print(f"| {name} | {look:.1f} | {step:.1f} | {size:,.0f} |")
 
 
 if __name__ == "__main__":

@@ -241,8 +241,6 @@ class HealthMonitor(SiteLogger[HealthState]):
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
 
-    _part = staticmethod(some_units)
-
     def __init__(
         self,
         modules: str | Sequence[str] | None = None,
@@ -359,7 +357,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         # No rule reads the channels of gradients.
         channels, histogram = ChannelDims(state.layers, with_gradients=False), NeedsHistogram(state.layers)
         how = {"stage": state.stage, "ranks": self._ranks, "channels": channels, "opened": channels.follow}
-        return Table(self._plan(), loop.device, histogram=histogram, **how)
+        return Table(self._plan(), loop.device, histogram=histogram, part=some_units, **how)
 
     def _find_layers(self, state: HealthState) -> None:
         """Set the layers of a stage to those that the model has now."""
@@ -476,7 +474,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
         if state.compares:
-            state.compared |= checksums(stepped_by(optimizer, state.weights), self._part, is_gradient=True)
+            state.compared |= checksums(stepped_by(optimizer, state.weights), some_units, is_gradient=True)
         state.stepping.add(id(optimizer))
         for each in loop.optimizers:
             for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
@@ -537,7 +535,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         step, ranks, batch_idx = loop.logged_step, self._ranks, state.batch_idx
         parts, losses = state.losses.take()
         if state.compares:
-            state.compared |= checksums(state.weights, self._part, is_gradient=False)
+            state.compared |= checksums(state.weights, some_units, is_gradient=False)
         compared, state.compared = state.compared, {}
         events = [] if ranks is None else state.new_events()
         known = state.news.known(loop.model, state.selection)

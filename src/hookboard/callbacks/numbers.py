@@ -102,11 +102,6 @@ class SiteLogger(HookboardCallback[V]):
         """Compute what needs the readings of several sites, such as ratios; a subclass may override this."""
         return found
 
-    @staticmethod
-    def _part(weight: Tensor) -> Tensor:
-        """Return the part of a weight, or of its gradient, that is measured; a subclass may override this."""
-        return weight
-
     # What it does at each point of a run, see `hookboard.loops.callback`.
 
     def _reset(self) -> None:
@@ -180,15 +175,15 @@ class SiteLogger(HookboardCallback[V]):
         if state.loss_scale is not None:
             state.table.scale = state.loss_scale.before_step(optimizer)
         if "parameter_grad" in state.roles:
-            measure_gradients(state.table, optimizer, state.weights, self._part)
+            measure_gradients(state.table, optimizer, state.weights)
         state.table.scale = None
         if "parameter_update" in state.roles:
-            state.before.keep(optimizer, state.weights, self._part)
+            state.before.keep(optimizer, state.weights, state.table.part)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
             if state.weights:
-                measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
+                measure_weights(state.table, state.weights, state.before.copies, state.roles)
                 state.before.clear()
             self._log(loop, state)
 

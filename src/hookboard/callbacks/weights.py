@@ -23,19 +23,16 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 """`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
 
-def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
+def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
     """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
 
     Args:
         table: measures the gradients.
         optimizer: the optimizer.
         weights: the watched weights by name.
-        part: returns the part of each gradient to measure.
     """
     gradients = {name: weight.grad for name, weight in stepped_by(optimizer, weights).items()}
-    table.observe_all(
-        [(_site(name, "parameter_grad"), part(g), None) for name, g in gradients.items() if g is not None]
-    )
+    table.observe_all([(_site(name, "parameter_grad"), g, None) for name, g in gradients.items() if g is not None])
 
 
 class WeightsBefore:
@@ -81,7 +78,7 @@ class WeightsBefore:
 
 
 def measure_weights(
-    table: Table, weights: Mapping[str, nn.Parameter], before: Mapping[str, Tensor], roles: Collection[Role], part: Part
+    table: Table, weights: Mapping[str, nn.Parameter], before: Mapping[str, Tensor], roles: Collection[Role]
 ) -> None:
     """Measure the weights after the steps of all optimizers, and their updates.
 
@@ -90,18 +87,16 @@ def measure_weights(
     Args:
         table: measures the tensors.
         weights: the watched weights by name.
-        before: copies of the weights from before the steps, by name.
+        before: copies of the weights from before the steps, by name; of the part that the table measures.
         roles: `parameter`, and `parameter_update` for the updates.
-        part: returns the part of each weight to measure, the same as in `before`.
     """
     if not {"parameter", "parameter_update"}.intersection(roles):
         return
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        after = part(weight.detach())
         if "parameter" in roles:
-            given.append((_site(name, "parameter"), after, None))
+            given.append((_site(name, "parameter"), weight, None))
         if name in before:
             given.append((_site(name, "parameter_before"), before[name], None))
-            given.append((_site(name, "parameter_update"), after, before[name]))
+            given.append((_site(name, "parameter_update"), weight, before[name]))
     table.observe_all(given)

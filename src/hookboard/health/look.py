@@ -157,7 +157,7 @@ cost does not grow with its size."""
 
 
 def every_unit(shape: Sequence[int]) -> int:
-    """Return k such that units 0, k, 2 * k ... of a weight hold at most about `MEASURED_VALUES_MAX` values.
+    """Return k such that units 0, k, 2 * k ... of a weight hold at most `MEASURED_VALUES_MAX` values, or are one unit.
 
     It is 1 for small weights, and for any shape of fewer than two dimensions. It is a multiple of `channel_stride` of
     as many units: of each unit whose weights are measured, the outputs are measured too, and rules compare the two.
@@ -167,8 +167,8 @@ def every_unit(shape: Sequence[int]) -> int:
     """
     if len(shape) < 2:
         return 1
-    of_outputs = channel_stride(shape[0])
-    return of_outputs * max(1, -(-math.prod(shape) // (MEASURED_VALUES_MAX * of_outputs)))
+    of_outputs, units = channel_stride(shape[0]), max(1, MEASURED_VALUES_MAX // max(1, math.prod(shape[1:])))
+    return of_outputs * max(1, -(-shape[0] // (units * of_outputs)))
 
 
 class NeedsHistogram:

@@ -23,9 +23,10 @@ _ABS_MEAN = FIELDS.index("abs_mean")
 _NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
-Reader = tuple[int, Any, Any]
+Reader = tuple[int, Any, Any, bool]
 """How tensors of a site that have the same key are read, of which nothing else is to be checked: the number of
-channels, or 0; how the kernel of the slab's device reads such tensors; and the same without channels."""
+channels, or 0; how the kernel of the slab's device reads such tensors; the same without channels; and whether the part
+that is measured must be copied first, as there are gaps in it that the kernel cannot skip."""
 
 
 @dataclass(slots=True, eq=False)
@@ -196,25 +197,24 @@ class Slab:
         Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
         """
         self.follow()
-        noted = [
-            (slot, slot.start, 0 if slot.is_mixed else slot.end, slot.bins, slot.own is None, slot.dtype, slot.width)
-            for slot in slots
-        ]
-        owns = [slot.own for slot in slots if slot.own is not None]
+        starts, ends = [slot.start for slot in slots], [0 if slot.is_mixed else slot.end for slot in slots]
+        of_bins = [slot.bins for slot in slots]
+        kinds = [slot.dtype for slot in slots], [slot.width for slot in slots]
+        owns = {place: slot.own for place, slot in enumerate(slots) if slot.own is not None}
         blocks = self.rows[: max(self._used, 1)].clone(), self.bins[: self._used_bins].clone()
-        all_owns = torch.stack(owns) if owns else _NONE
+        all_owns = torch.stack([*owns.values()]) if owns else _NONE
         copied = sent_together([*blocks, all_owns, *(_NONE if each is None else each for each in along)])
 
         def arrived() -> tuple[list[Measured], list[list[float]]]:
             rows, bins, own_numbers, *rest = [copy.numpy() for copy in copied()]
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
-            found, each_own, neutral = list[Measured](), iter(own_numbers), np.array(self._plan.neutral)
-            for slot, start, end, bins_at, has_none, dtype, width in noted:
-                own = neutral if has_none else next(each_own)
-                channels = rows[start + 1 : end] if end > start + 1 else None
-                counts = bins[bins_at] if bins_at >= 0 else None
-                found.append(Measured(slot, rows[start], own, channels, counts, dtype, width))
+            own = np.tile(self._plan.neutral, (len(slots), 1))
+            if owns:
+                own[[*owns]] = own_numbers
+            channels = [rows[a + 1 : b] if b > a + 1 else None for a, b in zip(starts, ends, strict=True)]
+            counts = [bins[row] if row >= 0 else None for row in of_bins]
+            found = [*map(Measured, slots, rows[starts], own, channels, counts, *kinds)]
             return found, [each.tolist() for each in rest]
 
         return arrived

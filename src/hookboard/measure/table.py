@@ -43,6 +43,7 @@ class Table:
             asked unless a statistic needs the bins of all.
         channels: tells the dimension of a tensor that holds the channels, which are then measured one by one too.
             Default: no channels are measured.
+        part: returns what is measured of a parameter, its gradient or its update. Default: all of it.
         opened: called with each site before its first tensor; hooks open theirs while the forward pass runs.
         ranks: the processes that merge what they measured; every rank must then take what each `send` returns. None if
             nothing is merged.
@@ -56,13 +57,15 @@ class Table:
         stage: Stage = "train",
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
+        part: Callable[[Tensor], Tensor] = lambda parameter: parameter,
         opened: Callable[[Site], object] = lambda site: None,
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (), by which they are divided; None if they carry none."""
-        self._plan, self._histogram, self._channels, self._opened = plan, histogram, channels, opened
+        self._plan, self._histogram, self._channels = plan, histogram, channels
+        self.part, self._opened = part, opened
         self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
         self._slabs = {self._device: Slab(self._device, plan)}
@@ -85,7 +88,8 @@ class Table:
         If one cannot be read, its site is left out from then on.
 
         Args:
-            tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
+            tensors: the site, the tensor, and the tensor to subtract from it (from the part of it that is measured)
+                first, in float32 at least; None for none.
         """
         with self._lock:
             for site, tensor, minus in tensors:
@@ -189,7 +193,9 @@ class Table:
             return
         if not tensor.data_ptr():
             with_memory(tensor)
-        width, form, form_of_all = reader
+        width, form, form_of_all, is_copied = reader
+        if is_copied:
+            tensor = self.part(tensor)
         if slot.start < 0 or slot.width != width:
             slab.place(slot, width)
         slot.dtype = slot.dtype or tensor.dtype
@@ -203,9 +209,11 @@ class Table:
             own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
 
-    def _measure_anew(self, slot: Slot, tensor: Tensor, minus: Tensor | None, key: object) -> None:
+    def _measure_anew(self, slot: Slot, given: Tensor, minus: Tensor | None, key: object) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
-        tensor = tensor.detach() if tensor.requires_grad else tensor
+        tensor = given.detach() if given.requires_grad else given
+        if slot.traits.of_parameter:
+            tensor = self.part(tensor)
         part = own_part(tensor, of_parameter=slot.traits.of_parameter)
         if part is None:
             return
@@ -252,7 +260,7 @@ class Table:
             if key is not None and numbers is tensor:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
-                slot.readers[key] = width, form, of_all
+                slot.readers[key] = width, form, of_all, tensor.data_ptr() != given.data_ptr()
             slab.measure(slot, of_all if slot.is_mixed else form, numbers, minus)
         else:
             slab.measure_by_torch(slot, numbers, dim)
