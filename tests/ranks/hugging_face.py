@@ -16,8 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from hookboard import HealthMonitor
 from hookboard.loops.hugging_face import for_transformers
 
-CASES = ["healthy", "ddp looks for it", "a weight changes on one rank", "all ranks skip a layer"]
-"""The last one leaves DDP in error. Where one rank alone skips a layer, Hugging Face's Trainer waits for ever."""
+CASES = ["healthy", "ddp looks for it", "a weight changes on one rank"]
 
 SPOILED_AFTER = 3
 
@@ -46,7 +45,7 @@ def net(case):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     made = Classifier(BertConfig(vocab_size=50, max_position_embeddings=16, num_labels=3, **sizes))
     made.side = nn.Sequential(nn.Linear(3, 3))
-    made.skips = case in ("all ranks skip a layer", "ddp looks for it")
+    made.skips = case == "ddp looks for it"
     return made
 
 

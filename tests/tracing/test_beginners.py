@@ -370,12 +370,3 @@ def test_the_range_of_the_logits_whose_overlap_is_taken():
     (found,) = found_in(*FAULTS["Dice of logits"][1:])
     assert found.rule == "loss_input"
     assert f"masks, but the outputs range from {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
-
-
-def test_a_padding_mask_that_hides_a_whole_sample_is_found():
-    attention, padding = nn.MultiheadAttention(4, 1, batch_first=True), torch.zeros(N, 10, dtype=torch.bool)
-    padding[2] = True
-    step = lambda x: attention(x, x, x, key_padding_mask=padding)[0].square().mean()  # noqa: E731
-    (found,) = audit(attention, SEQUENCES, step)
-    assert found.rule == "masked_row"
-    assert found.evidence.startswith("every position is masked out in 1 of 16 rows")

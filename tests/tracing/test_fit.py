@@ -229,6 +229,5 @@ def test_masked_rows_that_the_loss_leaves_out_are_a_fault_if_they_spoil_the_grad
                 optimizer.zero_grad()
             if not is_healed:
                 break
-    found = [one for one in monitor.verdicts if one.rule in ("masked_row", "nonfinite") and one.severity == "alarm"]
-    assert [one.rule for one in found] == ([] if is_healed else ["masked_row"])
-    assert is_healed or "6 of 48 rows of the mask of softmax at test_fit.py:" in found[0].evidence
+    found = [one.rule for one in monitor.verdicts if one.severity == "alarm"]
+    assert found == ([] if is_healed else ["nonfinite"])

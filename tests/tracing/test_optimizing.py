@@ -1,5 +1,6 @@
 """What is said of the optimizers and schedulers of a fit before its first step."""
 
+import calendar
 import copy
 import functools
 import math
@@ -295,11 +296,14 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
     assert "the rate peaks at 0.01, and is 0 after 3 steps" in found.evidence
 
 
+ALMOST_0 = 1e-9
+
+
 def warm_up(steps):
-    return lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(step, steps) / steps)
+    return lambda model, optimizer: lr_scheduler.LinearLR(optimizer, ALMOST_0, total_iters=steps)
 
 
-@pytest.mark.parametrize(("steps", "severity"), [(30, "alarm"), (8, "note"), (3, None)])
+@pytest.mark.parametrize(("steps", "severity"), [(31, "alarm"), (8, "note"), (3, None)])
 def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(steps, severity):
     found = [
         v for v in said(Model(scheduled=warm_up(steps), interval="epoch"), 10, max_epochs=4) if v.rule == "schedule"
@@ -307,7 +311,7 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
     assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
     if severity is not None:
         told = numbers(
-            "LambdaLR is stepped once per epoch, and this fit has # epochs, so the rate never exceeds #; with a step "
+            "LinearLR is stepped once per epoch, and this fit has # epochs, so the rate never exceeds #; with a step "
             "after each of the # optimizer steps, the rate would reach # after #",
             found[0].evidence,
         )
@@ -321,34 +325,18 @@ def test_accumulated_batches_count_as_one_step_of_a_schedule():
     assert numbers("a step after each of the # optimizer steps", found.evidence) == [20]
 
 
-@pytest.mark.parametrize(("max_steps", "epochs", "reached"), [(25, 3, 0.01 * 2 / 20), (9, 1, 0.0)])
+@pytest.mark.parametrize(("max_steps", "epochs", "reached"), [(25, 3, 0.01 * 2 / 21), (9, 1, 0.01 * ALMOST_0)])
 def test_a_warm_up_is_found_too_where_the_number_of_steps_ends_the_fit(max_steps, epochs, reached):
-    model = Model(scheduled=warm_up(20 if epochs > 1 else 5), interval="epoch")
+    model = Model(scheduled=warm_up(21 if epochs > 1 else 5), interval="epoch")
     (found,) = (v for v in said(model, 10, max_epochs=-1, max_steps=max_steps) if v.rule == "schedule")
     said_epochs = f"this fit has # epoch{'s' * (epochs > 1)}, so the rate never exceeds #;"
-    assert numbers(said_epochs, found.evidence) == pytest.approx([epochs, reached])
+    assert numbers(said_epochs, found.evidence) == pytest.approx([epochs, reached], rel=1e-2)
     assert found.severity == "alarm"
 
 
 def test_a_schedule_by_epochs_is_not_judged_within_the_first_epoch():
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.StepLR(optimizer, 1), interval="epoch")
     assert said(model, 10, max_epochs=-1, max_steps=9) == []
-
-
-@pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])
-def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
-    model = Model(scheduled=lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, period))
-    found = [verdict for verdict in said(model, 10, max_epochs=2) if verdict.rule == "schedule"]
-    assert [verdict.severity for verdict in found] == ["note"] * count
-    if count:
-        assert numbers(
-            "lowers the rate over T_max=# steps and raises it again over the same number; this fit has # steps",
-            found[0].evidence,
-        ) == [
-            2,
-            20,
-        ]
-        assert found[0].advice.startswith("set T_max=20, or interval='epoch' if T_max counts the 2 epochs")
 
 
 @pytest.mark.parametrize(("gamma", "is_for_epochs"), [(0.5, True), (0.001, False)])
@@ -360,9 +348,23 @@ def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(g
     assert "set the schedule's length to 120 steps" in found.advice
 
 
-def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
-    model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
-    assert "schedule" in {verdict.rule for verdict in said(model)}
+def _is_young(first, last, step):
+    return step < last - first
+
+
+RATES = {
+    "a function": (lambda step: step < 3, False),
+    "a part of a function": (functools.partial(_is_young, 0, 3), False),
+    "a library's function": (calendar.isleap, True),
+    "a part of a library's function": (functools.partial(calendar.isleap), True),
+}
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_a_schedule_is_judged_if_it_calls_functions_of_libraries_alone(rate):
+    function, is_judged = RATES[rate]
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, function), interval="step")
+    assert ("schedule" in {verdict.rule for verdict in said(model, 20)}) is is_judged
 
 
 class StopsAtOnce(Callback):
@@ -409,14 +411,11 @@ def test_the_rates_of_a_sound_schedule_are_those_that_it_gives_it_stays_as_it_is
 
 
 def test_of_a_fit_that_goes_on_no_schedule_is_judged(tmp_path, caplog):
-    def linear(model, optimizer):
-        return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 20))
-
     path = tmp_path / "half.ckpt"
-    fit(None, Model(scheduled=linear), batches(*[8] * 14)).save_checkpoint(path)
+    fit(None, Model(scheduled=linear(20)), batches(*[8] * 14)).save_checkpoint(path)
     run = trainer(None, monitor := HealthMonitor(every_n_steps=1), max_epochs=2)
     given = DataLoader(batches(*[8] * 14), batch_size=None)
-    run.fit(Model(scheduled=linear), given, given, ckpt_path=path)
+    run.fit(Model(scheduled=linear(20)), given, given, ckpt_path=path)
     assert run.global_step == 28
     assert [verdict for verdict in monitor.verdicts if verdict.rule == "schedule"] == []
     assert "were not read" not in caplog.text

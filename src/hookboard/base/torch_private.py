@@ -23,7 +23,6 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
@@ -211,13 +210,6 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
     """Set the time after which a collective of a process group raises an error."""
     public = getattr(dist, "set_timeout", None)  # older versions of torch have only the other
     (public or dist.distributed_c10d._set_pg_timeout)(timeout, group)
-
-
-def waiting_ddp() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward pass runs now, if its backward pass needs all its parameters."""
-    ddp = DistributedDataParallel._active_ddp_module
-    waits = ddp is not None and ddp.require_backward_grad_sync
-    return None if ddp is None or not waits or ddp.find_unused_parameters or ddp.static_graph else ddp
 
 
 class NoCollectives(TorchDispatchMode):

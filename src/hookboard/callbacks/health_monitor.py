@@ -501,8 +501,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
         if state.stale is not None:
             if (found := state.stale.end_batch()) is not None:
-                # All steps of an optimizer without gradients were so.
-                state.found([found], None if found.rule == "stale_gradients" else state.first_step)
+                state.found([found])
             if state.stale.is_over:
                 state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:
@@ -524,9 +523,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             names = [name for name, role in state.taps.expected() if role == "output"]
             state.why_silent = {name: state.taps.why_silent(name, "output") for name in names}
         self._look(loop, state)
-        unused = [one for one in state.step_facts.findings if one.rule == "unused_parameters"]
-        if is_first and unused and self._ranks is not None:  # the next step raises an error, before ranks merge
-            self._judge(state, lambda reporter: reporter.judge.add("unused_parameters", unused[0], loop.logged_step))
         if self.stop_on is not None:
             self.finish()
 

@@ -74,15 +74,12 @@ _LATER = (*_SIGNAL, *_STANDSTILL, "symmetric_units", "weight_decay", "not_learni
 
 CAUSES: tuple[Cause, ...] = (
     # By construction: where no gradient arrives, or no optimizer steps, a weight stays as it is, and so does the loss.
-    Cause("unused_parameters", ("ranks_differ", *_STANDSTILL)),
     Cause("not_in_optimizer", ("not_updated", "update_too_small", "not_learning")),
     Cause("adapters", (*_STANDSTILL, "symmetric_units", "not_learning")),
     Cause("experts", _STANDSTILL),
     Cause("schedule", ("not_updated", "update_too_small", "not_learning")),
-    Cause("wrong_optimizer", (*_STANDSTILL, "vanishing_gradient", "not_learning")),
     Cause("cut", ("no_gradient", "not_updated", "not_learning")),
     Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
-    Cause("masked_row", ("nonfinite",)),
     # Where all gradients are exactly 0: what is cut off by `detach()` is a root, and follows from nothing.
     Cause("loss_input", ("cut",)),
     Cause("output_range", ("cut",)),
@@ -131,8 +128,8 @@ CAUSES: tuple[Cause, ...] = (
 
 ORDER = tuple(
     """
-    unused_parameters masked_row not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
-    dropout padding_mask wrong_optimizer stale_gradients cut loss_shape no_influence loss_input batch_mixing
+    not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
+    dropout padding_mask stale_gradients cut loss_shape no_influence loss_input batch_mixing
     output_range update_too_large targets input_scale initial_loss weight_decay clipping symmetric_units dead_units
     activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated
     update_too_small saturated collapsed train_eval_gap

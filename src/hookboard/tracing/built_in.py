@@ -6,8 +6,7 @@ from hookboard.health.rule import Rule, rules_in
 from hookboard.health.rules import LOOK_RULES
 
 _ABOUT_THE_STEP = (
-    "influence rules modes dependence leak handwritten scaling inputs supervision cuts unused adapters experts "
-    "optimizing stale scheduling"
+    "influence rules modes dependence leak handwritten scaling inputs cuts adapters experts optimizing stale scheduling"
 )
 
 STEP_RULES: tuple[Rule, ...] = tuple(

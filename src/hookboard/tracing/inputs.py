@@ -1,4 +1,4 @@
-"""Finds faults in the data that enter the model and the loss: their scale, leaks and padding."""
+"""Finds faults in the data that enter the model and the loss: their scale, and masks of padding."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,7 @@ from torch import Tensor
 from hookboard.base.ranks import local
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Op, Value, loss_part
-from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, losses_of
-from hookboard.tracing.supervision import token_rows_of
+from hookboard.tracing.rules import TracedStep
 
 WEIGHING = ("linear", "matmul", "mm", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
@@ -104,49 +103,11 @@ def _rms_of(data: object) -> float:
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
-"""Targets count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
-these runs are at least the first share of all targets (choices)."""
+"""Tokens count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
+these runs are at least the first share of all tokens (choices)."""
 
 MIN_RUN = 2
 """A row is padded if it ends with at least this many equal numbers (a choice)."""
-
-
-def padding(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if a loss over sequences counts what pads them."""
-    for call in losses_of(done):
-        if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all:
-            continue
-        rows = _rows_of(call) if call.target.origin.path is not None else None
-        if rows is None:  # labels that the step has made of the inputs, or moved
-            told = token_rows_of(done, call)
-            rows = None if told is None else told.tokens.masked_fill(~told.counts, call.ignored or 0)
-        if rows is None:
-            continue
-        pad = padding_of(rows)
-        if pad is None or pad == call.ignored:
-            continue
-        share = float((runs_of(rows, pad)).double().mean())
-        yield Finding(
-            call.op.place.module,
-            f"{share:.0%} of the targets of {call.op.name} {call.op.place} are {pad}, the number that pads rows at the "
-            "end: the loss counts them like any other target",
-            f"pass ignore_index={pad} to the loss, if {pad} is padding",
-        )
-
-
-PADDING = Rule("padding", padding, of="step", gives="note")
-
-
-_FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})
-
-
-def _rows_of(call: LossCall) -> Tensor | None:
-    """Return the targets as they were before they were flattened, shape (samples, positions); None if they are none."""
-    value = call.target
-    while len(value.shape) != 2 and value.op is not None and value.op.name in _FLATTENING:
-        value = value.op.inputs[0]
-    is_known = len(value.shape) == 2 and math.prod(value.shape) == call.wanted.numel()
-    return call.wanted.reshape(value.shape) if is_known and not call.wanted.is_floating_point() else None
 
 
 def runs_of(rows: Tensor, pad: int) -> Tensor:
@@ -171,21 +132,17 @@ class Masked(NamedTuple):
 
     Args:
         hidden: which positions it hides, shape (samples, positions), bool.
-        rows: how many rows of the mask are fully masked, and how many there are; None if none is, or if the result has
-            no NaN.
     """
 
     hidden: Tensor
-    rows: tuple[int, int] | None
 
 
-def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> object:
-    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise what is its field `rows`."""
-    rows = OBSERVERS[op.name](op, given, results)
+def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Masked | None:
+    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise None."""
     mask = given.get("key_padding_mask")
     if mask is None or mask.dim() != 2:
-        return rows
-    return Masked(mask.detach() if mask.dtype is torch.bool else mask.detach() == -math.inf, rows)
+        return None
+    return Masked(mask.detach() if mask.dtype is torch.bool else mask.detach() == -math.inf)
 
 
 def padding_mask(done: TracedStep) -> Iterator[Finding]:

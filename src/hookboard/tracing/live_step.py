@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookboard.base.messages import inform, warn
-from hookboard.base.ranks import local
-from hookboard.base.torch_private import can_be_read, computing_plainly, parameters_in
+from hookboard.base.torch_private import computing_plainly, parameters_in
 from hookboard.health.rule import Finding
 from hookboard.health.run import StepFacts
 from hookboard.measure.own_call import as_own_call
@@ -20,7 +19,7 @@ from hookboard.tracing.ledger import Ledger, any_not_zero
 from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.tracing.program import TooLongError
 from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first
-from hookboard.tracing.rules import MASKED_ROW, findings_of
+from hookboard.tracing.rules import findings_of
 from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.standing_aside import StandingAside
 
@@ -53,8 +52,6 @@ class LiveStep:
         self._tries, self._has_failed = 0, False
         self._last: Callable[[], Tensor | None] = lambda: None
         self._findings: list[Finding] = []
-        self._masked: list[Finding] = []
-        """Rows that are fully masked, but leave the loss finite: a fault if the gradient is not."""
         self._outside: list[Outsider] = []
         self._facts = StepFacts()
         self.programs: list[Program] = []
@@ -130,7 +127,6 @@ class LiveStep:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, QUESTIONS)
-        self._masked = findings_of(done._replace(is_finite=False), [MASKED_ROW]) if done.is_finite else []
         if self._ledger is not None:
             self._ledger.before_backward(value, reader.step.ops)
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
@@ -169,9 +165,6 @@ class LiveStep:
                 computing_plainly(self._ledger.after_backward)()
             computing_plainly(reader.set_aside_zeros)()
             came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
-            if self._masked and not all(bool(local(grad).isfinite().all()) for grad in came if can_be_read(grad)):
-                self._findings += self._masked  # 0 times NaN is NaN, also where the loss leaves out the row
-            self._masked = []
             # Where a gradient has come and is gone, a hook took it in the backward pass.
             if not reader.has_gradient and (came or not reader.reached):
                 reader.has_gradient = computing_plainly(any_not_zero)(came)
@@ -190,9 +183,7 @@ class LiveStep:
             if reader.step.fault is not None:
                 self._say_not_read(reader.step.fault)
             elif reader.losses:
-                unused, found = self._found(reader)
-                for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
-                    warn(str(one))
+                found = self._found(reader)
                 facts, reached = self._facts._replace(idle=reader.idle()), set(reader.reached)
                 self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying
@@ -202,8 +193,8 @@ class LiveStep:
         return facts._replace(findings=found)
 
     @computing_plainly
-    def _found(self, reader: Reader) -> tuple[list[Finding], list[Finding]]:
-        """Return what was found of unused outputs, and all that was found, with that."""
+    def _found(self, reader: Reader) -> list[Finding]:
+        """Return what was found, once all backward passes have run."""
         if self._ledger is not None and not reader.step.compiled_calls:  # of which one may be an optimizer's step
             self._ledger.settle(reader.step.ops)
             self._findings += self._ledger.findings()
@@ -211,8 +202,7 @@ class LiveStep:
         if assigned:
             reader.reached |= assigned
             reader.has_gradient = None
-        unused = reader.unused()
-        return unused, alarms_first([*unused, *self._findings, *reader.cuts()])
+        return alarms_first([*self._findings, *reader.cuts()])
 
     def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
         try:

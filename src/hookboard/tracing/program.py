@@ -31,7 +31,6 @@ from hookboard.base.torch_private import (
     sequence_number_of,
     take_off_stack,
     unheard,
-    waiting_ddp,
 )
 from hookboard.health.run import Flow
 from hookboard.model.nested import tensors_in
@@ -127,8 +126,6 @@ class StepTrace(TorchFunctionMode):
         """Why nothing is asked of the graph; "" if it may be."""
         self.loss_calls: dict[Value, list[Any]] = {}
         """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
-        self.waiting_for = frozenset[int]()
-        """The ids of the parameters whose gradients DistributedDataParallel waits for; empty without it."""
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, Value] = {}
@@ -213,9 +210,6 @@ class StepTrace(TorchFunctionMode):
         """Return the call that comes, and its arguments that are tensors."""
         if not self.is_batch_known:
             self._note_inputs()
-        if not self.waiting_for and (ddp := waiting_ddp()) is not None:
-            named = parameters_in(ddp.module).items()
-            self.waiting_for = frozenset(id(each) for name, each in named if name not in ddp.parameters_to_ignore)
         arguments = _bound(func, args, kwargs)
         op = Op(
             _name_of(func),

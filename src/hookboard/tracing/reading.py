@@ -22,11 +22,9 @@ from hookboard.tracing.graph import PartialGraph
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, taken_by_weights
 from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
+from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
 from hookboard.tracing.scaling import constant_loss
 from hookboard.tracing.stillness import classes_of, has_moving_target, still_terms, targets_of, weights_behind
-from hookboard.tracing.supervision import supervised
-from hookboard.tracing.unused import unused_parameters
 
 QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
 """The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
@@ -102,7 +100,6 @@ class Reader:
             of: the value that the rules take for the loss. Default: that of the tensor.
             factor: what that value is multiplied by to give the tensor.
         """
-        is_finite = bool(loss.detach().isfinite().all())
         number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
@@ -118,7 +115,7 @@ class Reader:
         self.moving |= given | (self._trained & behind())
         self._moved = self._trained & behind(beyond_choices=False)
         without = self._trained - self.reached
-        self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, graph, still=still))
+        self.losses.append(TracedStep(self.step, value, self._trained, without, number, graph, still=still))
         if leaves is None:
             return self.losses[-1]
         known = {id(one) for one in self.outside}
@@ -179,10 +176,6 @@ class Reader:
         gradients = {name: self._parameters[name].grad for name in self._trained & self.moving}
         zeros = {name for name, grad in gradients.items() if grad is not None and not any_not_zero([grad])}
         self.moving -= zeros - self._moved
-
-    def unused(self) -> list[Finding]:
-        """Return what `unused_parameters` finds, once all backward passes have run."""
-        return list(unused_parameters(self.step, self._trained - self.reached))
 
     def cuts(self) -> list[Finding]:
         """Return what `cut` finds for each loss, once all backward passes have run."""

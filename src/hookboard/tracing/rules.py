@@ -64,7 +64,6 @@ class TracedStep(NamedTuple):
         loss: the value of the loss.
         trained: the names of the trainable parameters.
         without: the names of the trainable parameters that no gradient reaches from any loss of the step.
-        is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
         graph: its graph.
         has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
@@ -75,7 +74,6 @@ class TracedStep(NamedTuple):
     loss: Value
     trained: Collection[str]
     without: Collection[str]
-    is_finite: bool
     number: float
     graph: PartialGraph
     has_gradient: bool | None = None
@@ -536,57 +534,21 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     )
 
 
-def masked_row(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss is not finite and attention has rows that are fully masked, which give NaN."""
-    rows = [(op, getattr(op.seen, "rows", op.seen)) for op in done.step.ops if op.name in ATTENTION]
-    found = [(op, *masked) for op, masked in rows if masked]
-    if found and not done.is_finite:
-        op, masked, rows = found[0]
-        later = f"{len(found) - 1} later call{'s' * (len(found) > 2)}"
-        others = f"; so do rows in {later}" if len(found) > 1 else ""
-        yield Finding(
-            op.place.module,
-            f"every position is masked out in {masked} of {rows} rows of the mask of {op.name} {op.place}, which "
-            f"gives NaN{others}",
-            "let each row attend to at least one position, such as itself",
-            "alarm",
-        )
-
-
-MASKED_ROW = Rule("masked_row", masked_row, of="step", gives="alarm")
-
-
-ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
-
-
-def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return how many rows are fully masked, and how many there are; None if the result has no NaN."""
-    rows = _masked_rows(op, given)
-    if rows is None or not bool(rows.any()) or not bool(results[0].isnan().any()):
-        return None
-    return int(rows.sum()), rows.numel()
-
-
-def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which rows of an attention are fully masked, a bool tensor; None if unknown.
-
-    For `softmax` these are the rows whose scores are all -inf; None if its `dim` is not an int. For other functions
-    they are rows of `attn_mask`, or else samples of `key_padding_mask`; None without a mask.
-    """
-    if op.name == "softmax":
-        dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
-        return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
-    mask = given.get("attn_mask", given.get("3", given.get("key_padding_mask")))
-    if mask is None or mask.is_floating_point():
-        return None if mask is None else (mask == -math.inf).all(-1)
-    # True means "look at it" in one function, and "do not" in the other.
-    return (~mask if op.name == "scaled_dot_product_attention" else mask).all(-1)
+def supervised(done: TracedStep) -> str:
+    """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
+    for call in losses_of(done):
+        counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
+        if 0 < counted.numel() < total and call.target.of_batch:  # of no target at all there is an alarm
+            return (
+                f"{counted.numel():,} of the {total:,} targets in the first batch count toward the loss "
+                f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} distinct values."
+            )
+    return ""
 
 
 OBSERVERS: Mapping[str, Observer] = {
     **dict.fromkeys(LOSSES, _of_loss),
     **dict.fromkeys(("sub", "rsub"), _of_difference),
-    **dict.fromkeys(ATTENTION, _of_attention),
 }
 """Function name to what is called with its tensors; see `StepTrace`."""
 

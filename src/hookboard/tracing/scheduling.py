@@ -1,7 +1,6 @@
 """Finds faults in the schedules of a fit before its first step."""
 
 import copy
-import dis
 import functools
 import inspect
 import math
@@ -9,12 +8,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.health.rule import Finding, Rule
@@ -38,20 +36,13 @@ PEAK_SHARE_NOTE, PEAK_SHARE_ALARM = 0.5, 0.1
 """A schedule that is stepped once an epoch is a note, or an alarm, if its rate reaches at most this share of what it
 would reach if stepped in each batch (choices)."""
 
-MIN_CYCLES = 2
-"""A cosine that goes up and down at least this often in a fit is a note (a choice): it is meant to end at the bottom.
-"""
-
-PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi", "sqrt", "exp", "pow", "abs", "round"})
-"""The names that a user's function of a schedule may use: with these it only computes (a choice)."""
-
 
 def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
     """Yield findings on the learning rates that schedules will give, before their first step.
 
     They are on schedules that are stepped too often or too seldom: the rate is 0 in most steps, stays far below its
-    peak, or goes up and down like no cosine is meant to. None in a resumed fit, whose earlier rates are unknown, and
-    for schedules that call code of the user or are stepped by it.
+    peak. None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user or are
+    stepped by it.
     """
     package = pl_module.lr_scheduler_step.__module__.partition(".")[0]
     is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
@@ -78,14 +69,13 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             )
         else:
             yield from _never_at_its_peak(trainer, pl_module, config, peak, count)
-            yield from _cycles(trainer, config, count)
 
 
 SCHEDULE = Rule("schedule", None, of="step")
 
 
 def calls_no_user(scheduler: object) -> bool:
-    """Return True if a schedule and all inside it come from a library, and call no user code other than arithmetic."""
+    """Return True if a schedule, all inside it and each function that it calls come from a library."""
     waiting, seen = [scheduler], set[int]()
     while waiting:
         part = waiting.pop()
@@ -100,7 +90,9 @@ def calls_no_user(scheduler: object) -> bool:
             waiting += part.values()
         elif isinstance(part, list | tuple):
             waiting += part
-        elif callable(part) and not _only_computes(part):
+        elif isinstance(part, functools.partial):
+            waiting += [part.func, *part.args, *part.keywords.values()]
+        elif callable(part) and not _is_of_library(part):
             return False
     return True
 
@@ -112,25 +104,6 @@ def _is_of_library(function: Any) -> bool:
     except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are
         return False
     return any(part in file for part in ("site-packages", "dist-packages", "/lib/python"))
-
-
-def _only_computes(function: Any) -> bool:
-    """Return True for functions of libraries, and those that only compute from their argument and from numbers."""
-    while isinstance(function, functools.partial):
-        if not all(isinstance(one, int | float | str | None) for one in (*function.args, *function.keywords.values())):
-            return False
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType):
-        return isinstance(function, BuiltinFunctionType) or _is_of_library(type(function))
-    if _is_of_library(function):
-        return True
-    code = function.__code__
-    held = [cell.cell_contents for cell in function.__closure__ or ()]
-    held += [function.__globals__.get(name) for name in code.co_names if name not in PURE_NAMES]
-    storing = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR")
-    stores = any(one.opname.startswith(storing) for one in dis.get_instructions(code))
-    return not stores and all(isinstance(one, int | float) for one in held)
 
 
 def _never_at_its_peak(
@@ -155,26 +128,6 @@ def _never_at_its_peak(
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
         )
-
-
-def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
-    """Yield a note for a CosineAnnealingLR that is stepped several times its `T_max`."""
-    scheduler = config.scheduler
-    if not isinstance(scheduler, CosineAnnealingLR) or count < 2 * MIN_CYCLES * scheduler.T_max:
-        return
-    unit = "steps" if config.interval == "step" else "epochs"
-    yield Finding(
-        "",
-        f"CosineAnnealingLR lowers the rate over T_max={scheduler.T_max:,} {unit} and raises it again over the same "
-        f"number; this fit has {count:,} {unit}",
-        f"set T_max={count:,}"
-        + (
-            f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"
-            if config.interval == "step"
-            else ""
-        ),
-        rule="schedule",
-    )
 
 
 def _share_of_zeros(rates: Sequence[float]) -> float:

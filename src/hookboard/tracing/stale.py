@@ -1,4 +1,4 @@
-"""`StaleGradients`: detects an optimizer that steps with gradients of its previous step, or without any."""
+"""`StaleGradients`: detects an optimizer that steps with gradients of its previous step."""
 
 import inspect
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ WATCHED_STEPS = 4
 
 
 STALE_GRADIENTS = Rule("stale_gradients", None, of="step", gives="alarm")
-WRONG_OPTIMIZER = Rule("wrong_optimizer", None, of="step", gives="alarm")
 
 
 @dataclass
@@ -37,8 +36,6 @@ class _Watched:
         steps: how often the optimizer has stepped.
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
-        empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
-        is_reached: whether it had a gradient after the latest backward pass.
         is_decided: whether the optimizer is no longer watched.
     """
 
@@ -46,8 +43,6 @@ class _Watched:
     steps: int = 0
     backwards: int = 0
     left: "list[_Left]" = field(default_factory=list)
-    empty: int = 0
-    is_reached: bool = False
     is_decided: bool = False
 
 
@@ -82,14 +77,8 @@ class _Left(NamedTuple):
         return gradient is not None and self.is_there and version_of(gradient) == self.version
 
 
-EMPTY_STEPS = 2
-"""An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
-
-
 class StaleGradients:
-    """Detects that nothing clears the gradients between two steps of an optimizer, or that it steps without any.
-
-    It has none if those of the backward pass belong to another optimizer.
+    """Detects that nothing clears the gradients between two steps of an optimizer.
 
     Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 
@@ -103,13 +92,11 @@ class StaleGradients:
         self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
         self._stale: list[tuple[str, Place, int]] = []
         """Of each optimizer that stepped with stale gradients in the current batch: class, user's line, gradients."""
-        self._empty: list[Finding] = []
-        """Alarms of the current batch on optimizers without a gradient."""
 
     @property
     def is_over(self) -> bool:
         """Whether no optimizer is watched any more, and all that was found has been reported."""
-        return not self._stale and not self._empty and all(watched.is_decided for watched in self._watched.values())
+        return not self._stale and all(watched.is_decided for watched in self._watched.values())
 
     @computing_plainly
     def before_backward(self) -> None:
@@ -139,7 +126,6 @@ class StaleGradients:
                 for left, grad in held
                 if grad is not None
             ]
-            watched.is_reached = _has_gradient(watched.optimizer)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
@@ -148,13 +134,6 @@ class StaleGradients:
             return
         # What was put in its place since, as in federated averaging, is no sum. It may have been clipped.
         is_stale = any(left.is_added_to and left.is_there and bool(left.is_any) for left in watched.left)
-        others = [other.optimizer for other in self._watched.values() if other is not watched]
-        is_empty = not watched.is_reached and not _has_gradient(optimizer)
-        if is_empty and watched.backwards and watched.empty == watched.steps:
-            watched.empty += any(map(_has_gradient, others))
-        # Only if all its steps so far were such, this one included.
-        if watched.empty == EMPTY_STEPS == watched.steps + 1:
-            self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         if is_stale:
@@ -162,14 +141,10 @@ class StaleGradients:
             self._stale.append((type(optimizer).__name__, _place_of_step(self._model), count))
 
     def end_batch(self) -> Finding | None:
-        """Return one alarm on what was found in the batch that ends, or None.
-
-        It names all optimizers with stale gradients; only if there are none, the first one without a gradient.
-        """
+        """Return one alarm that names all optimizers which stepped with stale gradients in the batch, or None."""
         stale, self._stale = self._stale, []
-        empty, self._empty = self._empty, []
         if not stale:
-            return empty[0] if empty else None
+            return None
         steps = " and ".join(f"{kind} steps {place}" for kind, place, _ in stale)
         count = " and ".join(f"{count}" for *_, count in stale)
         of_each = " on each optimizer" if len(stale) > 1 else ""
@@ -181,23 +156,6 @@ class StaleGradients:
             "alarm",
             rule="stale_gradients",
         )
-
-
-def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
-    return Finding(
-        "",
-        f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the preceding "
-        "backward pass reached only parameters of another optimizer",
-        "check that each loss is followed by the step of its own optimizer: self.optimizers() returns them in the "
-        "order of configure_optimizers, and zero_grad() on one must not clear another's gradients",
-        "alarm",
-        rule="wrong_optimizer",
-    )
-
-
-def _has_gradient(optimizer: Optimizer) -> bool:
-    """Return True if a parameter of the optimizer has a gradient; whether it is 0 is left open, to avoid waiting."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _sampled(optimizer: Optimizer) -> list[_Left]:

@@ -194,8 +194,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     if cut is not None and not zeros:
         advice = f"{cut.advice} ({cut.evidence.partition(' cuts ')[0]} cuts the gradient)"
     # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
-    causes = {"wrong_optimizer"} | ({"cut"} if not others else set())
-    has_cause = any(found.rule in causes and found.severity == "alarm" for found in run.facts.findings)
+    has_cause = not others and any(found.rule == "cut" and found.severity == "alarm" for found in run.facts.findings)
     return Finding(
         last,
         f"{what} the weights of {where}; {elsewhere}",
