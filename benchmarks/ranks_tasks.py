@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.ranks import Ranks
-from hookboard.callbacks.health_monitor import HealthState
+from hookboard.callbacks.health_monitor import HealthState, some_units
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 from hookboard.writers.loggers import Loggers
@@ -252,7 +252,7 @@ class Monitor(HealthMonitor):
         model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
         for name, weight in model.named_parameters():
             for role in ("parameter", "parameter_grad", "parameter_update"):
-                shapes[Site(name, role)] = self._part(weight).shape
+                shapes[Site(name, role)] = some_units(weight).shape
         return shapes
 
 
