@@ -98,13 +98,13 @@ def test_the_latest_looks_are_kept_in_their_order():
     for count in (1, RECENT_LOOKS, RECENT_LOOKS + 1, 2 * RECENT_LOOKS, 2 * RECENT_LOOKS + 1, 5 * RECENT_LOOKS + 3):
         table = table_of_two(range(count))
         steps = list(range(max(0, count - RECENT_LOOKS), count))
-        assert table.recent["weight_rms"].tolist() == [steps, [-step for step in steps]]
+        assert table.recent("weight_rms").tolist() == [steps, [-step for step in steps]]
         assert list(table.recent_steps) == steps
 
 
 def test_layers_in_another_order_keep_their_numbers():
     table = table_of_two(range(3))
     table.reorder([LAYERS[1], LAYERS[2], LAYERS[0]], [1, 2, 0])
-    for numbers in (table.recent["gradient_rms"], table.course("gradient_rms")):
+    for numbers in (table.recent("gradient_rms"), table.course("gradient_rms")):
         np.testing.assert_equal(numbers, [[0, -1, -2], [math.nan] * 3, [0, 1, 2]])
     assert not table.is_spoiled("gradient_rms").any()

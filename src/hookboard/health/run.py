@@ -255,7 +255,7 @@ class Run:
         """
         if quantity not in QUANTITIES:
             raise unknown("quantity", quantity, QUANTITIES)
-        return self.table.recent[quantity]
+        return self.table.recent(quantity)
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run, shape (layers, len(`course_steps`)), float64.

@@ -63,79 +63,63 @@ class RunTable:
         """The optimizer steps of the columns of `course`."""
         self.recent_steps: deque[int] = deque(maxlen=RECENT_LOOKS)
         """The optimizer steps of the columns of `recent`."""
-        shape = len(QUANTITIES), len(self.layers.names)
-        # Looks come first, so that memory is used as the run goes on. `recent` slides through a block of twice its
-        # length, and moves to its beginning when it comes to its end: it holds views.
-        self._recent: np.ndarray
-        self._end: int  # of the part of `_recent` in use
-        self.recent: dict[str, np.ndarray]
-        """Each quantity at the latest looks, shape (layers, at most 64), float64; valid until the next look."""
-        self._course: np.ndarray
-        self._spoiled: np.ndarray
-        self.columns = [np.empty((0, *shape)), np.empty((0, *shape)), np.empty((0, *shape), dtype=bool)]
+        # Of each look an array of shape (quantities, layers).
+        self._recent: deque[np.ndarray] = deque(maxlen=RECENT_LOOKS)
+        self._course: list[np.ndarray] = []
+        self._spoiled: list[np.ndarray] = []
+        self._latest: np.ndarray | None = None  # all of `_recent` in one array, once it was asked for
         self._every = 1  # once in how many looks a column is added to `course`
         self._since = 0  # looks since the last one
 
     def add(self, step: int, values: np.ndarray, spoiled: np.ndarray) -> None:
         """Add the quantities of a look: what `quantities_of` gives, shape (quantities, layers) both."""
-        if self._end == len(self._recent):
-            self._recent[: RECENT_LOOKS - 1] = self._recent[RECENT_LOOKS + 1 :]
-            self._end = RECENT_LOOKS - 1
-        self._recent[self._end] = values
-        self._end += 1
-        self._show_recent()
+        self._recent.append(values)
         self.recent_steps.append(step)
+        self._latest = None
         self._since += 1
         if self._since < self._every:
             return
         self._since = 0
-        self._course[len(self.steps)], self._spoiled[len(self.steps)] = values, spoiled
+        self._course.append(values)
+        self._spoiled.append(spoiled)
         self.steps.append(step)
         if len(self.steps) > COURSE_COLUMNS:
-            self.steps, self._every = self.steps[::2], 2 * self._every
-            for block in (self._course, self._spoiled):
-                block[: len(self.steps)] = block[::2]
+            self._every *= 2
+            for column in (self.steps, self._course, self._spoiled):
+                del column[1::2]
 
-    def _show_recent(self) -> None:
-        self.recent = dict(zip(QUANTITIES, self.columns[0].transpose(1, 2, 0), strict=True))
+    def recent(self, quantity: str) -> np.ndarray:
+        """Return a quantity at the latest looks, shape (layers, at most 64), float64."""
+        if self._latest is None:
+            shape = len(self._recent), len(QUANTITIES), len(self.layers.names)
+            self._latest = np.array([*self._recent], dtype=float).reshape(shape).transpose(1, 2, 0)
+        return np.asarray(self._latest[_ROW_OF[quantity]])
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run (or the `first` columns), shape (layers, len(`steps`)), float64."""
-        return np.asarray(self._course[: len(self.steps), _ROW_OF[quantity]][:first].T.copy())
+        return self._of(quantity, self._course[:first], float)
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Return for each value of `course(quantity)` if its tensor had NaN or +Inf, or nothing finite; same shape.
 
         Always False for `weight_rms` and `weight_gradient_rms`.
         """
-        return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
+        return self._of(quantity, self._spoiled, bool)
+
+    def _of(self, quantity: str, looks: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+        row = _ROW_OF[quantity]
+        return np.asarray(np.array([look[row] for look in looks], dtype).reshape(len(looks), len(self.layers.names)).T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
         """Put the layers in another order; the values of new ones are NaN.
 
         Of each layer, `place` is the index in the old order; of a new layer the number of old layers.
         """
-        self.layers = LayerArrays(layers)
-        latest, course, spoiled = self.columns
-        self.columns = [
-            _in_order(latest, place, np.nan),
-            _in_order(course, place, np.nan),
-            _in_order(spoiled, place, False),
-        ]
-
-    @property
-    def columns(self) -> list[np.ndarray]:
-        """What is filled in of `recent`, `course` and `is_spoiled`, shape (looks, quantities, layers) each."""
-        latest = self._recent[max(0, self._end - RECENT_LOOKS) : self._end]
-        return [latest, self._course[: len(self.steps)], self._spoiled[: len(self.steps)]]
-
-    @columns.setter
-    def columns(self, filled: Sequence[np.ndarray]) -> None:
-        latest, course, spoiled = filled
-        self._end = len(latest)
-        self._recent, self._course = _with_room(latest, 2 * RECENT_LOOKS), _with_room(course, COURSE_COLUMNS + 1)
-        self._spoiled = _with_room(spoiled, COURSE_COLUMNS + 1)
-        self._show_recent()
+        self.layers, self._latest = LayerArrays(layers), None
+        blocks = (self._recent, np.nan), (self._course, np.nan), (self._spoiled, False)
+        for looks, new in blocks:
+            for number, look in enumerate(looks):
+                looks[number] = _in_order(look, place, new)
 
 
 def _in_order(columns: np.ndarray, place: Sequence[int], new: float) -> np.ndarray:
@@ -146,13 +130,6 @@ def _in_order(columns: np.ndarray, place: Sequence[int], new: float) -> np.ndarr
     """
     filler = np.full((*columns.shape[:-1], 1), new, columns.dtype)
     return np.concatenate([columns, filler], axis=-1)[..., list(place)]
-
-
-def _with_room(filled: np.ndarray, length: int) -> np.ndarray:
-    """Return an array of this length that begins with the filled part; the rest is uninitialized memory."""
-    block = np.empty((length, *filled.shape[1:]), filled.dtype)
-    block[: len(filled)] = filled
-    return block
 
 
 class LayerArrays:
