@@ -8,11 +8,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from hookboard import compare, record
 from hookboard.comparing.forced import rounding_noise
-from hookboard.experiments.targets import exchanged
 from hookboard.images.feature_maps import maps_in, select_maps
 from hookboard.images.overlay import unnormalized
 from hookboard.tracing.bad_operation import BadOperation, CallPlace
-from hookboard.tracing.batch_targets import Targets
 from hookboard.tracing.explain import _cause
 from hookboard.tracing.scheduling import scheduled_rates
 
@@ -28,7 +26,6 @@ def empty_tensor_of_a_recording(folder):
 
 
 WAYS = {
-    "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)))[0][1].tolist(),
     "noise of the size of rounding": lambda _: rounding_noise(0.1, 0)(X).tolist(),
     "channels of a picture": lambda _: select_maps(
         maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, size=4

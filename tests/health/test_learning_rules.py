@@ -275,7 +275,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, find
     return [(v.severity, v.advice) for v in verdicts if "raining ended" in v.evidence]
 
 
-STEADY = "train longer, or let checkup() try other learning rates"
+STEADY = "train longer, or try other learning rates"
 
 
 @pytest.mark.parametrize(("end", "said"), [(4.1, [("note", STEADY)]), (3.9, [])])

@@ -16,11 +16,8 @@ from torch.optim import Optimizer
 
 from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.model.layouts import bytes_of
-from hookboard.model.state import copied, same_random_state
+from hookboard.model.state import copied
 from hookboard.tracing.step import CannotRunAgainError, loss_of_step, undisturbed
-
-GIVE_UP_RATIO = 100.0
-"""With `gives_up`, training ends once the loss is this many times the first one (a choice)."""
 
 MAX_CPU_WEIGHT_BYTES = 1 << 32
 """Maximum bytes that are copied in the host's memory (a choice)."""
@@ -40,7 +37,6 @@ class Setting:
     Args:
         optimizers: its optimizers, which never step: experiments step copies.
         step: computes the loss of a batch; None for the `training_step` of a LightningModule.
-        total_steps: how many optimizer steps the training has; inf if unknown.
         clip: clips the gradients of an optimizer in place, as the Trainer does; None if they are not clipped.
         scale: what the loss is multiplied by before the backward pass, as by a GradScaler; 1 without one.
         until: the deadline of the experiments, as a value of `perf_counter()`.
@@ -50,7 +46,6 @@ class Setting:
     optimizers: Sequence[Optimizer]
     step: Callable[[Any], Tensor] | None = None
     trainer: Trainer | None = None
-    total_steps: float = math.inf
     clip: Callable[[Optimizer], None] | None = None
     scale: float = 1.0
     until: float = math.inf
@@ -90,8 +85,8 @@ def restoring(setting: Setting) -> AbstractContextManager[None]:
     return undisturbed(setting.module, *setting.parameters, trainer=setting.trainer, is_whole_step=True)
 
 
-def copy_of_optimizer(setting: Setting, factor: float) -> Optimizer:
-    """Return a copy of the setting's optimizer for the same parameters, its learning rates multiplied by `factor`.
+def copy_of_optimizer(setting: Setting) -> Optimizer:
+    """Return a copy of the setting's optimizer for the same parameters, with its `current_rates`.
 
     It has the settings of the original and a copy of its state, but not its step hooks, nor what a scheduler has put in
     place of its `step`.
@@ -103,7 +98,7 @@ def copy_of_optimizer(setting: Setting, factor: float) -> Optimizer:
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
     made.__setstate__(copy.deepcopy(held, memo))
     for group, rate in zip(made.param_groups, current_rates(optimizer), strict=True):
-        group["lr"] = rate * factor
+        group["lr"] = rate
     return made
 
 
@@ -112,19 +107,13 @@ def current_rates(optimizer: Optimizer) -> list[Any]:
     return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
 
 
-def losses_without_updates(setting: Setting, batches: Sequence[Any], count: int) -> list[float]:
-    """Return the losses of `count` steps over the batches in turn without any update of the weights.
+def losses_without_updates(setting: Setting, batch: Any, count: int) -> list[float]:
+    """Return the losses of `count` steps on a batch without any update of the weights.
 
-    The loss of a batch still differs from step to step if the step draws random numbers, such as for dropout.
+    They still differ from step to step if the step draws random numbers, such as for dropout.
     """
     with restoring(setting):
-        return [_value(setting, batches[number % len(batches)]) for number in range(count)]
-
-
-def losses_of(setting: Setting, batches: Sequence[Any]) -> list[float]:
-    """Return the loss of each batch without any update; to be called inside `restoring`. Restores the random state."""
-    with same_random_state():
-        return [_value(setting, batch) for batch in batches]
+        return [_value(setting, batch) for _ in range(count)]
 
 
 def _value(setting: Setting, batch: Any) -> float:
@@ -136,24 +125,21 @@ def _value(setting: Setting, batch: Any) -> float:
     return float(setting.loss(copied(batch)).detach())
 
 
-def train(
-    setting: Setting, batches: Sequence[Any], optimizer: Optimizer, count: int, *, gives_up: bool = False
-) -> list[float]:
-    """Take `count` optimizer steps over the batches in turn; to be called inside `restoring`.
+def train(setting: Setting, batch: Any, optimizer: Optimizer, count: int) -> list[float]:
+    """Take `count` optimizer steps on a batch; to be called inside `restoring`.
 
     Returns the loss before each step and that after the last: `count + 1` numbers. Fewer if the loss became NaN or
-    infinite, or training `gives_up` at GIVE_UP_RATIO times the first one; the last one is then the loss at which it
-    stopped.
+    infinite; the last one is then the loss at which it stopped.
 
     Raises:
         OutOfTimeError: the deadline has passed before the last step.
     """
     losses: list[float] = []
-    for number in range(count):
-        losses.append(_step(setting, optimizer, batches[number % len(batches)]))
-        if not math.isfinite(losses[-1]) or (gives_up and abs(losses[-1]) > GIVE_UP_RATIO * abs(losses[0])):
+    for _ in range(count):
+        losses.append(_step(setting, optimizer, batch))
+        if not math.isfinite(losses[-1]):
             return losses
-    return [*losses, _value(setting, batches[count % len(batches)])]
+    return [*losses, _value(setting, batch)]
 
 
 def _step(setting: Setting, optimizer: Optimizer, batch: Any) -> float:

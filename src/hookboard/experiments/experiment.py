@@ -1,7 +1,7 @@
-"""`experiment`: tries on a few batches whether a model learns, and at which rate."""
+"""`experiment`: trains a copy of a model on one batch, to see whether its loss falls."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -17,41 +17,29 @@ from hookboard.experiments.attempt import (
     OutOfTimeError,
     Setting,
     check_memory,
+    copy_of_optimizer,
     current_rates,
     gradients_of,
-    losses_of,
+    losses_without_updates,
     restoring,
+    train,
 )
-from hookboard.experiments.rates import (
-    FACTORS,
-    STUCK_SHARE,
-    RatePair,
-    RateTrial,
-    happened,
-    has_no_bound,
-    is_too_large,
-    judge_gradients,
-    judge_rates,
-    lower_one,
-    tried_longer,
-    tried_rates,
-)
-from hookboard.experiments.targets import find_targets, of_batches, samples_in
 from hookboard.health.rule import Finding
-from hookboard.tracing.batch_targets import Targets
+from hookboard.model.nested import tensors_in
+from hookboard.model.state import copied
+from hookboard.tracing.calls import Value
+from hookboard.tracing.program import StepTrace
 from hookboard.tracing.step import CannotRunAgainError
 
-STEPS, MIN_STEPS = 30, 10
-"""Optimizer steps at each rate, and the fewest if time is short (choices)."""
+STEPS, LONGER = 30, 4
+"""Optimizer steps on the batch, and how many times as many there are if the loss does not fall (choices)."""
 
-MIN_SAMPLES_TOGETHER, MAX_BATCHES = 32, 16
-"""Rates are tried on the first batches: as many as have this many samples, at most this many batches (choices)."""
+AVERAGED_STEPS = 5
+"""The loss at the end is the mean of the last steps, this many (a choice)."""
 
-RATES_SHARE = 0.6
-"""The share of the time for the rates; the rest is for second trials with more steps (a choice)."""
-
-LONGER = 4
-"""The second trial of a rate takes this many times more steps (a choice)."""
+STUCK_SHARE = 0.05
+"""The loss has neither fallen nor risen if it has changed by less than this share (a choice). Of 21 published programs
+none of the accepted fixes falls by less than 16 %."""
 
 DENSE_TARGETS = 64
 """Samples with more targets, such as images, may have noise that a small model cannot learn (a choice)."""
@@ -62,7 +50,7 @@ LOSS_SCALE = 1024.0
 
 @dataclass(frozen=True)
 class CheckupReport:
-    """What `checkup` or `experiment` found. `str` gives it as a page of text.
+    """What `checkup` found. `str` gives it as a page of text.
 
     Args:
         findings: what is wrong, alarms first.
@@ -88,12 +76,44 @@ class CheckupReport:
         return "\n".join([*lines, *self.tried])
 
 
-def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Try whether the model learns a few batches, and at which rate.
+@dataclass(frozen=True)
+class Trial:
+    """The loss on a batch before and after some steps on it.
+
+    Args:
+        before: the mean loss of the last steps had the weights not been updated.
+        after: the mean loss of the last steps; NaN if a loss was not finite.
+    """
+
+    steps: int
+    before: float
+    after: float
+
+    @property
+    def fall(self) -> float:
+        """The share of the loss that is gone: negative if it has risen, -inf if `after` is NaN."""
+        return (self.before - self.after) / self.before if math.isfinite(self.after) else -math.inf
+
+    @property
+    def has_no_bound(self) -> bool:
+        """Whether the loss is negative (or 0 without updates), so that no share of it can be gone."""
+        return self.before <= 0 or self.after < 0
+
+    def __str__(self) -> str:
+        """Return what the loss does, such as "falls by 32% within 30 steps"."""
+        within = f"within {self.steps} step{'s' * (self.steps > 1)}"
+        if not math.isfinite(self.after):
+            return f"diverges {within} (it starts at {self.before:.3g})"
+        if self.has_no_bound or abs(self.fall) < STUCK_SHARE or self.fall < -1:
+            return f"goes from {self.before:.3g} to {self.after:.3g} {within}"
+        return f"{'falls' if self.fall > 0 else 'rises'} by {abs(self.fall):.0%} {within}"
+
+
+def experiment(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
+    """Train some steps on a batch, and see whether its loss falls.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
-    besides happens. Rates are tried on the first batches, and if one seems too large, on all. After `seconds` no
-    further step begins.
+    besides happens. After `seconds` no further step begins.
     """
     reason = _why_not(setting)
     if reason:
@@ -103,11 +123,16 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Chec
         if trainer.gradient_clip_val:
             clip = partial(_clipped, trainer)
         scale = LOSS_SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
+    began = perf_counter()
     try:
         check_memory(setting)
-        return _experiments(replace(setting, clip=clip, scale=scale, until=perf_counter() + seconds), batches)
+        findings, tried = _tried(replace(setting, clip=clip, scale=scale, until=began + seconds), batch)
     except CannotRunAgainError as error:
         return CheckupReport((), (f"Nothing was tried: {error}.",))
+    except OutOfTimeError:
+        findings, tried = [], ["The time limit was reached before anything could be tried."]
+    took = f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are unchanged."
+    return CheckupReport(tuple(findings), (*tried, took))
 
 
 def _why_not(setting: Setting) -> str:
@@ -130,88 +155,83 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
     trainer.precision_plugin.clip_gradients(optimizer, value, algorithm or "norm")  # type: ignore[arg-type]  # Lightning takes its value
 
 
-def _experiments(setting: Setting, batches: Sequence[Any]) -> CheckupReport:
-    """Run all experiments, as far as there is time: gradients first, then rates."""
-    findings, tried = [], []
-    began = perf_counter()
-    try:
-        with restoring(setting):
-            [loss] = losses_of(setting, batches[:1])
-        if not math.isfinite(loss):
-            return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))
-        targets = find_targets(setting, batches)
-        together = _first_batches(batches, targets)
-        unlearnable = judge_gradients(setting, together[0], loss)
-        findings += unlearnable
-        if not unlearnable:
-            trials = _tried_rates(setting, together, targets)
-            of_what = "one batch" if len(together) == 1 else f"{len(together)} batches"
-            tried += said_of_rates(trials, f"the current weights on {of_what}")
-            has_targets = bool(targets.paths)
-            pairs = _tried_longer(setting, together, batches, trials, targets)
-            is_dense = any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths)
-            findings += judge_rates(setting, trials, pairs, has_targets=has_targets, is_dense=is_dense)
-    except OutOfTimeError:
-        tried.append("The time limit was reached before anything could be tried.")
-    tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are unchanged.")
-    return CheckupReport(tuple(sorted(findings, key=lambda finding: finding.severity != "alarm")), tuple(tried))
+def _tried(setting: Setting, batch: Any) -> tuple[list[Finding], list[str]]:
+    """Return what is wrong, and what was tried: gradients first, then some steps, then more if the loss stays."""
+    [loss] = losses_without_updates(setting, batch, 1)
+    if not math.isfinite(loss):
+        return [], [f"Nothing was tried: the loss is {loss}."]
+    if unlearnable := _of_gradients(setting, batch, loss):
+        return unlearnable, []
+    rate = f"at your learning rate ({float(current_rates(setting.optimizers[0])[0]):.2g})"
+    trial = _trial(setting, batch, STEPS)
+    tried = [f"A copy was trained {rate}, on one batch: its loss {trial}."]
+    if trial.has_no_bound:
+        return [], [*tried, "The loss can be negative, so this does not tell whether the model learns."]
+    if -math.inf < trial.fall < STUCK_SHARE:
+        trial = _trial(setting, batch, LONGER * STEPS)
+        tried.append(f"Trained for longer, it {trial}.")
+    evidence = f"tried on a copy: {rate}, the loss on one batch {trial}"
+    return _of_trial(trial, evidence, _has_targets(setting, batch)), tried
 
 
-def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
-    """Return as many batches as have MIN_SAMPLES_TOGETHER samples, at most MAX_BATCHES; one without known targets."""
-    sizes = samples_in(batches, targets)
-    count = 1
-    while targets.paths and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:
-        count += 1
-    return batches[:count]
+def _trial(setting: Setting, batch: Any, count: int) -> Trial:
+    rest = losses_without_updates(setting, batch, count + 1)
+    with restoring(setting):
+        losses = train(setting, batch, copy_of_optimizer(setting), count)
+    is_finite = len(losses) == len(rest) and math.isfinite(losses[-1])
+    before, after = (sum(each[-AVERAGED_STEPS:]) / AVERAGED_STEPS for each in (rest, losses))
+    return Trial(len(losses) - 1, before, after if is_finite else math.nan)
 
 
-def _tried_rates(setting: Setting, batches: Sequence[Any], targets: Targets) -> list[RateTrial]:
-    """Try all rates; if time is short, with fewer than STEPS steps at each, but with at least MIN_STEPS."""
-    began = perf_counter()
-    gradients_of(setting, batches[0])  # not the first time: that is slow
-    now = perf_counter()
-    affordable = RATES_SHARE * (setting.until - now) / max(now - began, 1e-6) / len(FACTORS)
-    count = int(min(max(STEPS, 2 * len(batches)), max(MIN_STEPS, affordable)))
-    return tried_rates(setting, batches, count, targets)
+def _has_targets(setting: Setting, batch: Any) -> bool:
+    """Return True if the loss compares outputs with targets in the batch, of which no sample has many.
 
-
-def _tried_longer(
-    setting: Setting,
-    few: Sequence[Any],
-    batches: Sequence[Any],
-    trials: Sequence[RateTrial],
-    targets: Targets,
-) -> list[RatePair]:
-    """Try rates for LONGER times the steps, where the trials leave something open.
-
-    If the loss fell at no rate, try the best rate again on the few batches. If the user's rate seems too large, try the
-    best lower one on the few batches, and if that does not show it, on all batches.
+    Targets reach the loss, but no function that takes a parameter.
     """
-    best = lower_one(trials)
-    most = max(trials, key=lambda trial: trial.fall, default=None)
-    if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
-        return tried_longer(setting, few, most, LONGER * most.steps, targets)
-    if best is None or not all(math.isfinite(trial.after) for trial in trials if trial.factor == 1):
+    given = copied(batch)
+    trace = StepTrace(setting.module, given, {}, at_backward=lambda loss: False)
+    try:
+        with restoring(setting), trace.recording():
+            loss = setting.loss(given)
+        taken = _paths_of(
+            value for op in trace.ops if any(one.parameter is not None for one in op.inputs) for value in op.inputs
+        )
+        targets = _paths_of([trace.value_of(loss)]) - taken if taken else set()
+    finally:
+        trace.forget()
+    found = [tensor for path, tensor in tensors_in(batch) if path in targets]
+    return bool(found) and all(len(one.shape) > 0 and math.prod(one.shape[1:]) <= DENSE_TARGETS for one in found)
+
+
+def _paths_of(values: Iterable[Value]) -> set[str]:
+    return {one.path for value in values for one in value.ancestors() if one.path is not None}
+
+
+def _of_gradients(setting: Setting, batch: Any, loss: float) -> list[Finding]:
+    """Return one finding if no nonzero gradient reaches a parameter in the optimizer on a batch with this loss."""
+    gradients = gradients_of(setting, batch)
+    if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
-    pairs: list[RatePair] = []
-    for some in (few, batches) if len(batches) > len(few) else (few,):
-        pairs += tried_longer(setting, some, best, LONGER * best.steps, targets)
-        if any(is_too_large(pair, has_targets=bool(targets.paths)) for pair in pairs):
-            break
-    return pairs
+    evidence = f"no nonzero gradient reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
+    advice = (
+        "look for detach(), .data, no_grad() or argmax, a softmax over one value, a dead ReLU or a saturated output "
+        "before the loss, and check that the optimizer has the parameters of this model"
+    )
+    return [Finding("", evidence, advice, "alarm" if loss else "note", rule="cannot_learn")]
 
 
-def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
-    """Return a headline and a line for each trial: the rate, and what the loss does."""
-    if not trials:
-        return ["The time limit was reached before a rate could be tried."]
-    of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
-    lines = [f"Trained from {of_what} at {of_all}, each held constant, restarting each time:"]
-    for trial in trials:
-        mark = " (yours)" if trial.factor == 1 else ""
-        steps = f"{trial.steps} step{'s' * (trial.steps > 1)}"
-        lines.append(f"  lr {trial.rate:.2g}{mark}: the loss {happened(trial)} within {steps}")
-    if has_no_bound(trials):
-        lines.append("The loss can be negative, so these lines do not tell which rate is better.")
-    return lines
+def _of_trial(trial: Trial, evidence: str, has_targets: bool) -> list[Finding]:
+    """Return one finding if the loss does not fall. It need not where it compares nothing with targets."""
+    if trial.fall >= STUCK_SHARE:
+        return []
+    if trial.fall < -STUCK_SHARE:
+        advice = "lower the learning rate; Lightning's Tuner(trainer).lr_find(model) tries many"
+        is_alarm = has_targets or trial.fall == -math.inf
+        return [Finding("", evidence, advice, "alarm" if is_alarm else "note", rule="cannot_learn")]
+    advice = "a loss without targets from the batch may not fall on a single batch; check what it measures"
+    if has_targets:
+        advice = (
+            "if the rate is not meant to be small, raise it; otherwise check the scale of inputs and targets, the last "
+            "activation, and how far back gradients reach"
+        )
+    return [Finding("", evidence, advice, rule="cannot_learn")]

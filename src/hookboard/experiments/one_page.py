@@ -1,7 +1,7 @@
 """`checkup`: reads one step of a model and tries it on some batches, without a Trainer."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, cast
 
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from hookboard.base.either_lightning import is_lightning
 from hookboard.experiments.attempt import Setting
-from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import CheckupReport, experiment
 from hookboard.health.rule import Finding
 from hookboard.model.state import same_random_state
@@ -19,9 +18,6 @@ from hookboard.tracing.audit import audit
 from hookboard.tracing.optimizing import findings_of_optimizers
 from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.step import CannotRunAgainError, undisturbed
-
-BATCHES = 8
-"""How many batches experiments use (a choice)."""
 
 SECONDS = 30.0
 """The budget of the experiments if the user gives none (a choice)."""
@@ -35,15 +31,15 @@ def checkup(
     *,
     seconds: float = SECONDS,
 ) -> CheckupReport:
-    """Run a model's training step many times to find what is wrong with it, and at which rate the model learns.
+    """Run a model's training step on one batch many times, to find what is wrong with it, and whether it learns.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what your code does besides,
-    such as printing or writing a file, happens each time. The step of the first batch is audited (see `audit`); then
-    some steps are trained on a few batches at several rates.
+    such as printing or writing a file, happens each time. The step of the first batch is audited (see `audit`); then a
+    copy is trained on that batch for 30 steps, or 120 if its loss does not fall.
 
     Args:
         model: the model, on the device of the batches.
-        data: batches, such as a DataLoader; the first 8 are read. For one batch pass `[batch]`.
+        data: batches, such as a DataLoader, of which the first is read. For one batch pass `[batch]`.
         step: a function that computes the loss of a batch. Default: the `training_step` of a LightningModule.
         optimizer: the optimizer. Default: the one that a LightningModule's `configure_optimizers` returns.
         seconds: no step of the experiments begins after this many seconds. Default: 30.
@@ -63,22 +59,24 @@ def checkup(
         >>> x, y = torch.randn(16, 4), torch.randn(16, 1)
         >>> sgd = torch.optim.SGD(model.parameters(), lr=10)
         >>> report = checkup(model, [(x, y)], lambda batch: nn.functional.mse_loss(model(batch[0]), batch[1]), sgd)
-        >>> [(found.rule, found.advice) for found in report.findings]
-        [('learning_rate', 'set lr=0.1')]
+        >>> [(found.severity, found.rule) for found in report.findings]
+        [('alarm', 'cannot_learn')]
     """
     if not is_lightning(model, LightningModule) and (step is None or optimizer is None):
         raise TypeError(f"model of type {type(model).__name__} has no training_step: pass step= and optimizer=")
     if not isinstance(optimizer, Optimizer | None):
         raise TypeError(f"optimizer must be a single Optimizer; got {type(optimizer).__name__}")
-    batches = _first_of(data)
-    with undisturbed(model):
-        optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
+    with same_random_state():
+        batches = list(itertools.islice(data, 1))
     if not batches:
         raise ValueError("data has no batches.")
+    [batch] = batches
+    with undisturbed(model):
+        optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
     if is_lightning(model, LightningModule):
-        batches = [model.transfer_batch_to_device(batch, model.device, 0) for batch in batches]
+        batch = model.transfer_batch_to_device(batch, model.device, 0)
     trainer = _trainer_of(model) if is_lightning(model, LightningModule) else None
-    return check_up(Setting(model, optimizers, step, trainer), batches, seconds)
+    return check_up(Setting(model, optimizers, step, trainer), batch, seconds)
 
 
 def _trainer_of(pl_module: LightningModule) -> Trainer | None:
@@ -89,30 +87,21 @@ def _trainer_of(pl_module: LightningModule) -> Trainer | None:
         return None
 
 
-def _first_of(data: Iterable[Any]) -> list[Any]:
-    """Return the first BATCHES batches: by `read_apart`, which restores the loader, if it can; else by iterating."""
-    try:
-        return read_apart(data, BATCHES)
-    except CannotRunAgainError:
-        with same_random_state():
-            return list(itertools.islice(data, BATCHES))
-
-
-def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Audit the step of the first batch and, with a Trainer, the optimizers; experiment with all batches."""
+def check_up(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
+    """Audit the step of a batch and, with a Trainer, the optimizers; then train a copy on the batch."""
     until = perf_counter() + seconds
     module, trainer = setting.module, setting.trainer
     findings: list[Finding] = []
     tried: list[str] = []
     try:
         with undisturbed(module, trainer=trainer, is_whole_step=True):
-            findings += audit(module, batches[0], setting.loss)
+            findings += audit(module, batch, setting.loss)
     except CannotRunAgainError as why:
         tried.append(f"The step was not inspected: {why}.")
     if trainer is not None:
         findings += findings_of_optimizers(setting.optimizers, module, None)
         findings += findings_of_schedules(trainer, cast(LightningModule, module))
-    found = experiment(setting, batches, until - perf_counter())
+    found = experiment(setting, batch, until - perf_counter())
     findings = sorted([*findings, *found.findings], key=lambda finding: finding.severity != "alarm")
     return CheckupReport(tuple(findings), (*tried, *found.tried))
 

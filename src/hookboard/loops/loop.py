@@ -37,8 +37,6 @@ class Loop:
     """The norm to which gradients are clipped before each optimizer step; infinite if they are not."""
     trainer: Trainer | None = None
     """The Lightning Trainer; None if there is none."""
-    train_dataloader: Any = None
-    """The data loader of the training batches; None if it is not known."""
 
     logged_step: int
     """The number of the optimizer step that the current batch belongs to, counted from 0: the step axis of loggers."""
@@ -51,8 +49,6 @@ class Loop:
     is_fitting: bool = True
     """True in a training run, also in its validations; False in an evaluation outside of one."""
 
-    steps_left: float = math.inf
-    """The number of optimizer steps still to come; infinite if it is not known."""
     log_every_n_steps: int = 1
     """The number of optimizer steps from one logged step to the next, for callbacks without a number of their own; 0
     for no logging."""
@@ -81,10 +77,6 @@ class Loop:
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
         return nullcontext()
-
-    def on_device(self, batch: Any) -> Any:
-        """Return a batch of the data loader on the model's device, as `training_step` gets it."""
-        return batch
 
     def stop(self) -> None:
         """Ask the run to end after the current batch."""

@@ -78,8 +78,6 @@ class TrainerLoop(Loop, Callback):
     # `global_step` counts every optimizer's step, and has already moved on when a batch ends.
     logged_step = _asked("trainer.fit_loop.epoch_loop._batches_that_stepped")
     log_every_n_steps = _asked("trainer.log_every_n_steps")
-    train_dataloader = _asked("trainer.train_dataloader")
-    steps_left = _asked(lambda loop: loop.trainer.estimated_stepping_batches - loop.trainer.global_step)
     has_validation = _asked("trainer.enable_validation")
     is_rank_zero = _asked("trainer.is_global_zero")
     world_size = _asked("trainer.world_size")
@@ -106,12 +104,6 @@ class TrainerLoop(Loop, Callback):
 
     def in_precision(self) -> AbstractContextManager[object]:
         return self.trainer.precision_plugin.forward_context()
-
-    def on_device(self, batch: Any) -> Any:
-        # Converted to the precision, moved, and changed by the module's transfer hooks.
-        batch = self.trainer.precision_plugin.convert_input(batch)
-        batch = self.trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-        return self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
     def stop(self) -> None:
         self.trainer.should_stop = True

@@ -333,7 +333,7 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
     agreement = _agreement(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
-        advice = _advice(run, "train longer, or let checkup() try other learning rates")
+        advice = _advice(run, "train longer, or try other learning rates")
     else:
         advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
