@@ -150,7 +150,6 @@ FAULTS = {
         BY_BINARY,
         lambda n, x, y: f.mse_loss((n.single(x)[:, 0] > 0.5).float(), y).requires_grad_(),
     ),
-    "-1 and 1": ("targets", BY_SIGN, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x)[:, 0].sigmoid(), y)),
     "masks of 0 and 255": ("targets", (IMAGES, MASKS * 255), lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "clamp at the end": ("output_range", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).clamp(min=0)[:, 0], y)),
     "softmax of one": (

@@ -1,12 +1,11 @@
 """The numbers of what a step's rules and the experiments say, each against float64 over the raw tensors."""
 
-import math
 import re
 
 import numpy as np
 import pytest
 import torch
-from oracle import fall_of, losses_of_descent
+from oracle import losses_of_descent
 from recorded import numbers
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
@@ -148,7 +147,7 @@ def test_the_shapes_that_broadcast():
 
 def tried(rule, model, batch, rate):
     setting = Setting(model, [SGD(model.parameters(), lr=rate)], lambda batch: mse_loss(model(batch[0]), batch[1]))
-    return next(one.evidence for one in experiment(setting, [batch], 60).findings if one.rule == rule)
+    return next(one.evidence for one in experiment(setting, batch, 60).findings if one.rule == rule)
 
 
 def test_the_loss_whose_gradients_are_all_0():
@@ -158,70 +157,30 @@ def test_the_loss_whose_gradients_are_all_0():
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 
 
-def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
+def test_the_first_and_last_loss_where_it_does_not_fall():
     model = net(nn.Sigmoid(), outputs=1)
     batch = X, REAL + 100
     evidence = tried("cannot_learn", model, batch, 0.1)
-    most, steps, first, rates, lowest, highest = numbers(
-        "the loss on the same samples falls by at most #% in # steps (from #), at any of # rates from # to #",
-        evidence,
-    )
-    assert (rates, lowest, highest, steps) == (7, 1e-4, 100, 30)
-    exact = [losses_of_descent(net(nn.Sigmoid(), outputs=1), batch, 1e-4 * 10**power, 30) for power in range(7)]
-    losses, falls = exact[0], list(map(fall_of, exact))
-    assert first == float(f"{losses[0]:.3g}")
-    assert most == round(100 * max(*falls, 0), 1)
-    # The best rate is tried once more, for four times as many steps.
-    assert numbers("; # steps at # do not help", evidence) == [120, 1e-4 * 10 ** np.argmax(falls)]
+    told = "at your learning rate (#), the loss on one batch goes from # to # within # steps"
+    rate, first, last, steps = numbers(told, evidence)
+    exact = losses_of_descent(net(nn.Sigmoid(), outputs=1), batch, 0.1, 120)
+    assert (rate, steps) == (0.1, 120)
+    assert (first, last) == (float(f"{exact[0]:.3g}"), float(f"{np.mean(exact[-5:]):.3g}"))
 
 
-def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
-    batch = 20 * (X - X.mean(0)), REAL + 10  # the bias alone can learn the 10, and the weights forbid a higher rate
-
-    def make():
-        model = net(outputs=1)
-        for parameter in model.parameters():
-            nn.init.zeros_(parameter)
-        return model
-
-    evidence = tried("cannot_learn", make(), batch, 2e-4)
-    rate, share, steps = numbers("; at # it falls by #% in # steps", evidence)
-    assert share == round(100 * fall_of(losses_of_descent(make(), batch, rate, int(steps))))
+def test_the_loss_to_which_it_rises():
+    evidence = tried("cannot_learn", net(outputs=1), (X, REAL), 0.5)
+    first, last, steps = numbers("the loss on one batch goes from # to # within # steps", evidence)
+    exact = losses_of_descent(net(outputs=1), (X, REAL), 0.5, int(steps))
+    assert (first, last) == pytest.approx((exact[0], np.mean(exact[-5:])), rel=0.01)
+    assert last > 10 * first
 
 
-def test_how_far_the_loss_falls_where_all_outputs_become_the_same():
-    batch = X, X[:, :1] + 3
-
-    def make():
-        torch.manual_seed(2)
-        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))  # all units die at this rate
-
-    evidence = tried("learning_rate", make(), batch, 0.5)
-    steps, yours, share = numbers(
-        "in # steps; at yours (#) it falls by #%, and the outputs are the same for every sample", evidence
-    )
-    model = make()
-    assert (yours, share) == (0.5, round(100 * fall_of(losses_of_descent(model, batch, 0.5, int(steps)))))
-    assert model(X.double()).std() < 1e-9
-
-
-def test_how_far_the_loss_falls_at_a_higher_rate_and_at_yours():
-    batch = X, REAL
-    evidence = tried("learning_rate", net(outputs=1), batch, 1e-4)
-    better, falls, steps, rate, yours = numbers(
-        "at a rate of # the loss falls by #% in # steps; at yours (#) it falls by #%", evidence
-    )
-    assert rate == 1e-4
-    assert falls == round(100 * fall_of(losses_of_descent(net(outputs=1), batch, better, int(steps))))
-    assert yours == round(100 * fall_of(losses_of_descent(net(outputs=1), batch, rate, int(steps))))
-
-
-def test_every_rate_diverges_from_the_loss_of_the_batch():
+def test_the_loss_from_which_it_diverges():
     model = net(outputs=1)
     batch = 1e8 * X, REAL
-    evidence = tried("learning_rate", model, batch, 1.0)
-    lowest, first = numbers("at every learning rate down to #, the loss diverges (it starts at #)", evidence)
+    evidence = tried("cannot_learn", model, batch, 1.0)
+    (first,) = numbers("(it starts at #)", evidence)
     exact = model.double()(batch[0].double())
-    assert lowest == 1e-3
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")
-    assert math.isfinite(first)
+    assert "diverges within" in evidence

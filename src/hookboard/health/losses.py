@@ -201,8 +201,6 @@ class LossHistory:
             self._note_pairs(loss)
             if len(self.first) < FIRST_LOSSES:
                 self.first.append(loss)
-                self.start = _start_of([loss.value for loss in self.first[:START_LOSSES]])
-                self.is_mixed = self.is_mixed or _measures_no_error(self.first)
             self.recent.append(loss)
             self.steps += 1
             if math.isfinite(loss.value):
@@ -214,6 +212,9 @@ class LossHistory:
                 self.first_nonfinite = loss
             if self.steps % BLOCK_STEPS == 0:
                 self._close_block()
+        if self.first and self.steps - len(losses) < FIRST_LOSSES:
+            self.start = _start_of([loss.value for loss in self.first[:START_LOSSES]])
+            self.is_mixed = self.is_mixed or _measures_no_error(self.first)
 
     def last(self, count: int) -> np.ndarray:
         """Return the values of the last steps, at most `count`, float64."""

@@ -73,11 +73,6 @@ class Slot:
         self.traits = ROLES[self.site.role]
         self.is_shared = not self.traits.of_parameter
 
-    def forget(self) -> None:
-        """Drop what belongs to the step, so that another can begin. Its rows stay its own."""
-        self.has_rows = self.is_mixed = False
-        self.dtype = self.own = None
-
 
 class Measured(NamedTuple):
     """What was measured of a site in a step, on the host. `Readings` says what the other fields are.

@@ -125,8 +125,9 @@ class Table:
     def forget(self) -> None:
         """Drop what was measured since the last `send`. It does not wait for the device."""
         with self._lock:
-            for slot in self._slots.values():
-                slot.forget()
+            for slot in self._slots.values():  # its rows stay its own
+                slot.has_rows = slot.is_mixed = False
+                slot.dtype = slot.own = None
             for slab in self._slabs.values():
                 slab.forget()
 
@@ -170,38 +171,39 @@ class Table:
                 self._opened(site)
             return self._slots[site]
 
+    # A look measures a thousand tensors: what they all go through calls little.
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
         """Measure a tensor, or its difference from another."""
         if slot.is_off:
             return
         try:
             with self._lock:
-                self._measure(slot, tensor, minus)
+                if self.scale is not None and slot.traits.is_gradient:
+                    tensor = self._without_scale(slot, tensor, self.scale)
+                key, slab = _key_of(tensor, minus), slot.slab
+                reader = slot.readers.get(key)
+                if reader is None or slab is None:
+                    self._measure_anew(slot, tensor, minus, key)
+                    return
+                if not tensor.data_ptr():
+                    with_memory(tensor)
+                width, form, form_of_all, is_copied = reader
+                if is_copied:
+                    tensor = self.part(tensor)
+                if slot.start < 0 or slot.width != width:
+                    slab.place(slot, width)
+                slot.dtype = slot.dtype or tensor.dtype
+                if self._plan.own:
+                    self._measure_own(slot, tensor)
+                slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
         except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
-    # A look measures a thousand tensors: what they all go through calls little.
-    def _measure(self, slot: Slot, tensor: Tensor, minus: Tensor | None) -> None:
-        if self.scale is not None and slot.traits.is_gradient:
-            self._slabs[self._device].follow()  # which refuses to become a part of a CUDA graph
-            slot.dtype = slot.dtype or tensor.dtype
-            tensor = widened(tensor.detach()) / self.scale.to(tensor.device)
-        key, slab = _key_of(tensor, minus), slot.slab
-        reader = slot.readers.get(key)
-        if reader is None or slab is None:
-            self._measure_anew(slot, tensor, minus, key)
-            return
-        if not tensor.data_ptr():
-            with_memory(tensor)
-        width, form, form_of_all, is_copied = reader
-        if is_copied:
-            tensor = self.part(tensor)
-        if slot.start < 0 or slot.width != width:
-            slab.place(slot, width)
-        slot.dtype = slot.dtype or tensor.dtype
-        if self._plan.own:
-            self._measure_own(slot, tensor)
-        slab.measure(slot, form_of_all if slot.is_mixed else form, tensor, minus)
+    def _without_scale(self, slot: Slot, gradient: Tensor, scale: Tensor) -> Tensor:
+        """Return a gradient divided by the scale that it carries, and note its dtype."""
+        self._slabs[self._device].follow()  # which refuses to become a part of a CUDA graph
+        slot.dtype = slot.dtype or gradient.dtype
+        return widened(gradient.detach()) / scale.to(gradient.device)
 
     def _measure_own(self, slot: Slot, tensor: Tensor) -> None:
         """Measure the user's statistics."""

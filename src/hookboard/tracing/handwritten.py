@@ -89,32 +89,19 @@ LOSS_INPUT_BY_HAND = Rule("loss_input", loss_input, of="step")
 
 
 def targets(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for targets outside of 0 to 1 in a binary cross entropy or a Dice loss."""
-    named = [(op, product, "the Dice or IoU loss") for op, product in _overlaps(done)]
-    named += [(op, product, "the binary cross entropy") for op, product in _binary_cross_entropies(done)]
-    for op, product, what in named:
+    """Yield an alarm for targets outside of 0 to 1 in a Dice loss."""
+    for op, product in _overlaps(done):
         low, high = map(float, product.target_limits)
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"{what} {op.place} expects targets from 0 to 1, but they range from {low:g} to {high:g}",
+                f"the Dice or IoU loss {op.place} expects targets from 0 to 1, but they range from {low:g} to {high:g}",
                 "encode two classes as 0 and 1; divide masks of 0 and 255 by 255; for more classes use cross_entropy",
                 "alarm",
             )
 
 
 TARGETS_BY_HAND = Rule("targets", targets, of="step")
-
-
-def _binary_cross_entropies(done: TracedStep) -> Iterator[tuple[Op, Product]]:
-    """Yield call and product of `y * log(p)` in each handwritten `y * log(p) + (1 - y) * log(...)` in the loss."""
-    products = [op for op in calls_from(done.loss, ARITHMETIC) if isinstance(op.seen, Product)]
-    products = [op for op in products if op.seen.output.made_by == "log"]
-    for op in products:
-        for other in products:
-            inverse = other.seen.target.origin.op
-            if inverse is not None and inverse.name == "rsub" and inverse.inputs[0].origin is op.seen.target.origin:
-                yield op, op.seen
 
 
 def _overlaps(done: TracedStep) -> Iterator[tuple[Op, Product]]:
