@@ -1,4 +1,22 @@
-"""`Judge`: asks the rules after each look, and turns findings that last into verdicts."""
+"""`Judge`: asks the rules after each look, and turns findings that last into verdicts.
+
+The findings of one rule at one module are a `Case`, which goes through these states. Looks are those at which the rule
+was asked; `window` is how many looks something must last; "at once" are rules of single steps and of the code, findings
+that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
+
+| state | is shown as | begins when |
+|---|---|---|
+| seen | nothing | a look shows the finding |
+| forgotten | nothing | it was seen for less than a window, and a look does not show it |
+| said | a note | it was there at `window` looks in a row; at once: at one |
+| alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
+| note again | a note, "previously an alarm" | there is neither harm nor proof any longer |
+| over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
+| effect | a note that names its cause | another case explains it, see `causes.py` |
+
+Harm is a loss that `LossCurve.is_harmed`, until it has been well for a window. Proof is a finding that is hard
+(`Finding.is_hard`) and still there, or was made at its very step; and, unless the loss falls, one that was hard before.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
