@@ -100,10 +100,11 @@ def test_the_training_is_the_same_bit_for_bit(tmp_path, make_loader):
     assert bare[4] == checked[4]
 
 
+@pytest.mark.filterwarnings("ignore:Encountered `nan` values in tensor")
 def test_the_page_is_logged_and_written_as_text(tmp_path, caplog):
     checkup = Checkup(seconds=5)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trained(tmp_path, made(lr=1e4), pairs(), checkup)
+        trained(tmp_path, made(lr=1e30), pairs(), checkup)
     [page] = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
     [event] = events(tmp_path).Tensors("checkup/text_summary")
     text = event.tensor_proto.string_val[0].decode()
@@ -172,7 +173,8 @@ def test_a_schedule_that_draws_its_rates_from_an_iterator_is_left_alone():
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * run.global_step)
 
 
+@pytest.mark.filterwarnings("ignore:Encountered `nan` values in tensor")
 def test_it_runs_in_bfloat16():
     checkup = Checkup(seconds=5)
-    trained(None, made(lr=1e4), pairs(), checkup, precision="bf16-mixed")
+    trained(None, made(lr=1e30), pairs(), checkup, precision="bf16-mixed")
     assert [found.rule for found in checkup.report.findings] == ["cannot_learn"]

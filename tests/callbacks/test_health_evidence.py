@@ -212,3 +212,25 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
     exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()
     assert (count, values, step) == ((exact < 0).sum(), exact.size, 1)
     assert [low, high] == [shortened(end, 3) for end in (exact.min(), exact.max())]
+
+
+class OfItsOwn(nn.Parameter):
+    """A parameter of a class of the user's."""
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_large_weight_of_a_class_of_its_own_is_compared_whole(is_trained):
+    net = nn.Module()
+    net.head, net.fixed = nn.Linear(4, 1), nn.Module()
+    net.fixed.weight = OfItsOwn(torch.randn(5, 40_000), requires_grad=is_trained)
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.1), HealthMonitor(every_n_steps=1)
+    before = net.fixed.weight.detach().double().clone()
+    with watch(net, optimizer, [monitor]) as run:
+        with run.step(x := torch.randn(8, 4)):
+            (net.head(x).square().mean() + 0.1 * net.fixed.weight.sum()).backward()
+            optimizer.step()
+        found = {one.site.role: one.moments for one in monitor.readings if one.site.name == "fixed.weight"}
+    after = net.fixed.weight.detach().double()
+    for role, exact in {"parameter": after, "parameter_update": after - before}.items():
+        size = exact.square().mean().sqrt().item()
+        assert (found[role].count, found[role].rms) == (200_000, pytest.approx(size, rel=1e-5))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import LBFGS, SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from hookboard.experiments import attempt
@@ -72,7 +73,7 @@ def huge(batches):
 
 TRIED = {
     "a rate that is too small": (lambda: (net(), regression(), 1e-7, mse_loss), "note", "loss on one batch goes from"),
-    "a rate a thousand times too high": (lambda: (net(), regression(), 100, mse_loss), "alarm", "(1e+02), the loss on"),
+    "a rate a thousand times too high": (lambda: (net(), regression(), 100, mse_loss), "alarm", "one batch diverges"),
     "a loss that diverges": (
         lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
         "alarm", "the loss on one batch diverges within",
@@ -119,16 +120,41 @@ def test_a_loss_that_falls_in_four_times_as_many_steps_is_no_finding():
     assert f"Trained for longer, it falls by {falls[1]:.0%} within 120 steps." in found.tried
 
 
-@pytest.mark.parametrize(
-    ("rate", "schedule", "said"),
-    [(0.1, lambda step: (step + 1) / 1000, "(0.0001)"), (100.0, lambda step: step / 1000, "(1e+02)")],
-    ids=["a small rate", "zero, in place of which the rate is taken to which it leads"],
-)
-def test_a_warmup_is_tried_at_the_rate_that_it_begins_with(rate, schedule, said):
+@pytest.mark.parametrize(("first", "said"), [(0.001, "(0.0001)"), (0.0, "the learning rate is 0, as where a warm-up")])
+def test_a_warmup_is_tried_at_the_rate_that_it_begins_with(first, said):
     model, [batch] = net(), regression()
-    optimizer = SGD(model.parameters(), lr=rate)
-    LambdaLR(optimizer, schedule)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    LambdaLR(optimizer, lambda step: first + step / 1000)
     assert said in experiment(Setting(model, [optimizer], step_of(model)), batch, 60).tried[0]
+
+
+def test_weights_that_fit_the_batch_already_are_no_alarm():
+    model, [(x, _)] = net(), regression()
+    batch = x, model(x).detach() + 1e-7
+    found = tried(model, batch, Adam(model.parameters(), lr=1e-3))
+    assert {one.severity for one in found.values()} <= {"note"}
+
+
+def test_what_was_tried_is_told_where_time_ends_before_more_steps(monkeypatch):
+    model, [batch], calls = net(), regression(), []
+
+    def slow(batch):
+        calls.append(1)
+        if len(calls) > 150:
+            raise attempt.OutOfTimeError
+        return step_of(model)(batch)
+
+    found = experiment(Setting(model, [SGD(model.parameters(), lr=1e-7)], slow), batch, 60)
+    assert found.findings == ()
+    assert found.tried[0].startswith("A copy was trained at your learning rate (1e-07), on one batch")
+    assert found.tried[1] == "The time limit was reached before it could be trained for longer."
+
+
+def test_a_loss_below_0_that_diverges_is_an_alarm():
+    model, [batch] = net(), regression()
+    step = lambda batch: -model(batch[0]).mean().exp() - 1  # noqa: E731
+    found = experiment(Setting(model, [SGD(model.parameters(), lr=1e3)], step), batch, 60)
+    assert [(one.severity, one.rule) for one in found.findings] == [("alarm", "cannot_learn")]
 
 
 def test_a_loss_without_targets_that_does_not_fall_is_a_note():
@@ -291,6 +317,42 @@ def test_checkup_takes_a_lightning_module_and_prints_a_page_of_finite_numbers():
     page = str(report)
     assert page.startswith("Checkup: 1 alarm\n\nALARM cannot_learn\n  tried on a copy: at your learning rate (1e+02), ")
     assert "-> lower the learning rate" in page
+
+
+def test_a_backward_pass_within_training_step_is_cleared_as_by_lightning():
+    class Attacked(Lit):
+        def training_step(self, batch, batch_idx):
+            x = batch[0].clone().requires_grad_()
+            (1e6 * mse_loss(self.net(x), batch[1])).backward()
+            return mse_loss(self.net(batch[0] + 0.01 * x.grad.sign()), batch[1])
+
+        def configure_optimizers(self):
+            return SGD(self.parameters(), lr=0.05)
+
+    report = experiment(Setting(model := Attacked(), [model.configure_optimizers()]), *regression(), 60)
+    assert report.findings == ()
+
+
+def test_batches_are_changed_by_the_hooks_of_a_lightning_module():
+    class Scaled(Lit):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return batch[0] / 1e4, batch[1]
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch[0], batch[1] / 1e4
+
+        def configure_optimizers(self):
+            return SGD(self.parameters(), lr=0.1)
+
+    assert checkup(Scaled(), huge(regression())).findings == ()
+
+
+def test_the_generator_of_a_loader_is_put_back():
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(TensorDataset(*regression()[0]), batch_size=8, shuffle=True, generator=generator)
+    before, model = generator.get_state(), net()
+    checkup(model, loader, step_of(model), SGD(model.parameters(), lr=0.1))
+    assert generator.get_state().equal(before)
 
 
 def test_checkup_includes_what_audit_finds():

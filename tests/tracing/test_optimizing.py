@@ -7,6 +7,7 @@ import math
 import random
 from time import perf_counter
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -355,6 +356,8 @@ def _is_young(first, last, step):
 RATES = {
     "a function": (lambda step: step < 3, False),
     "a part of a function": (functools.partial(_is_young, 0, 3), False),
+    "a function in a library's wrapper": (torch.no_grad()(lambda step: step < 3), False),
+    "a function in an object of a library": (np.vectorize(lambda step: step < 3).__call__, False),
     "a library's function": (calendar.isleap, True),
     "a part of a library's function": (functools.partial(calendar.isleap), True),
 }

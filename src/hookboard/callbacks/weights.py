@@ -56,7 +56,7 @@ class WeightsBefore:
             # If optimizers step several times in one batch, the first step counts.
             if name in self.copies:
                 continue
-            now = part(weight.detach())
+            now = part(weight).detach()
             # The same on every rank, so that all skip the same weights.
             size = now.numel() * now.element_size() // (now.device_mesh.size() if isinstance(now, DTensor) else 1)
             if self._bytes + size > MOST_COPIED_BYTES:

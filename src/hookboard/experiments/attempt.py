@@ -86,7 +86,7 @@ def restoring(setting: Setting) -> AbstractContextManager[None]:
 
 
 def copy_of_optimizer(setting: Setting) -> Optimizer:
-    """Return a copy of the setting's optimizer for the same parameters, with its `current_rates`.
+    """Return a copy of the setting's optimizer for the same parameters.
 
     It has the settings of the original and a copy of its state, but not its step hooks, nor what a scheduler has put in
     place of its `step`.
@@ -97,14 +97,7 @@ def copy_of_optimizer(setting: Setting) -> Optimizer:
     made: Optimizer = object.__new__(type(optimizer))
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
     made.__setstate__(copy.deepcopy(held, memo))
-    for group, rate in zip(made.param_groups, current_rates(optimizer), strict=True):
-        group["lr"] = rate
     return made
-
-
-def current_rates(optimizer: Optimizer) -> list[Any]:
-    """Return the learning rate of each parameter group; where it is 0, as before a warmup, its initial rate, if any."""
-    return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
 
 
 def losses_without_updates(setting: Setting, batch: Any, count: int) -> list[float]:
@@ -148,8 +141,11 @@ def _step(setting: Setting, optimizer: Optimizer, batch: Any) -> float:
     losses: list[float] = []
 
     def closure() -> Tensor:
-        optimizer.zero_grad()
+        if setting.step is not None:
+            optimizer.zero_grad()
         loss = setting.loss(copied(batch))
+        if setting.step is None:  # so does Lightning: what a backward pass in `training_step` leaves is cleared
+            optimizer.zero_grad()
         losses.append(float(loss.detach()))
         (loss * setting.scale).backward()
         for p in setting.parameters if setting.scale != 1 else ():

@@ -1,7 +1,6 @@
 """`experiment`: trains a copy of a model on one batch, to see whether its loss falls."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -18,17 +17,12 @@ from hookboard.experiments.attempt import (
     Setting,
     check_memory,
     copy_of_optimizer,
-    current_rates,
     gradients_of,
     losses_without_updates,
     restoring,
     train,
 )
 from hookboard.health.rule import Finding
-from hookboard.model.nested import tensors_in
-from hookboard.model.state import copied
-from hookboard.tracing.calls import Value
-from hookboard.tracing.program import StepTrace
 from hookboard.tracing.step import CannotRunAgainError
 
 STEPS, LONGER = 30, 4
@@ -40,9 +34,6 @@ AVERAGED_STEPS = 5
 STUCK_SHARE = 0.05
 """The loss has neither fallen nor risen if it has changed by less than this share (a choice). Of 21 published programs
 none of the accepted fixes falls by less than 16 %."""
-
-DENSE_TARGETS = 64
-"""Samples with more targets, such as images, may have noise that a small model cannot learn (a choice)."""
 
 LOSS_SCALE = 1024.0
 """What the loss is multiplied by if the Trainer uses a GradScaler; small enough for most models (a choice)."""
@@ -92,7 +83,7 @@ class Trial:
     @property
     def fall(self) -> float:
         """The share of the loss that is gone: negative if it has risen, -inf if `after` is NaN."""
-        return (self.before - self.after) / self.before if math.isfinite(self.after) else -math.inf
+        return (self.before - self.after) / abs(self.before) if math.isfinite(self.after) else -math.inf
 
     @property
     def has_no_bound(self) -> bool:
@@ -145,8 +136,8 @@ def _why_not(setting: Setting) -> str:
         return "the model has lazy layers, which have no weights yet"
     if not all(isinstance(group.get("lr"), float | int | Tensor) for group in setting.optimizers[0].param_groups):
         return "the optimizer has no numeric learning rate"
-    if not any(float(rate) for rate in current_rates(setting.optimizers[0])):
-        return "the learning rate is 0"
+    if not any(float(group["lr"]) for group in setting.optimizers[0].param_groups):
+        return "the learning rate is 0, as where a warm-up begins"
     return ""
 
 
@@ -162,16 +153,18 @@ def _tried(setting: Setting, batch: Any) -> tuple[list[Finding], list[str]]:
         return [], [f"Nothing was tried: the loss is {loss}."]
     if unlearnable := _of_gradients(setting, batch, loss):
         return unlearnable, []
-    rate = f"at your learning rate ({float(current_rates(setting.optimizers[0])[0]):.2g})"
+    rate = f"at your learning rate ({float(setting.optimizers[0].param_groups[0]['lr']):.2g})"
     trial = _trial(setting, batch, STEPS)
     tried = [f"A copy was trained {rate}, on one batch: its loss {trial}."]
-    if trial.has_no_bound:
+    if trial.has_no_bound and math.isfinite(trial.after):
         return [], [*tried, "The loss can be negative, so this does not tell whether the model learns."]
     if -math.inf < trial.fall < STUCK_SHARE:
-        trial = _trial(setting, batch, LONGER * STEPS)
+        try:
+            trial = _trial(setting, batch, LONGER * STEPS)
+        except OutOfTimeError:
+            return [], [*tried, "The time limit was reached before it could be trained for longer."]
         tried.append(f"Trained for longer, it {trial}.")
-    evidence = f"tried on a copy: {rate}, the loss on one batch {trial}"
-    return _of_trial(trial, evidence, _has_targets(setting, batch)), tried
+    return _of_trial(trial, f"tried on a copy: {rate}, the loss on one batch {trial}"), tried
 
 
 def _trial(setting: Setting, batch: Any, count: int) -> Trial:
@@ -181,30 +174,6 @@ def _trial(setting: Setting, batch: Any, count: int) -> Trial:
     is_finite = len(losses) == len(rest) and math.isfinite(losses[-1])
     before, after = (sum(each[-AVERAGED_STEPS:]) / AVERAGED_STEPS for each in (rest, losses))
     return Trial(len(losses) - 1, before, after if is_finite else math.nan)
-
-
-def _has_targets(setting: Setting, batch: Any) -> bool:
-    """Return True if the loss compares outputs with targets in the batch, of which no sample has many.
-
-    Targets reach the loss, but no function that takes a parameter.
-    """
-    given = copied(batch)
-    trace = StepTrace(setting.module, given, {}, at_backward=lambda loss: False)
-    try:
-        with restoring(setting), trace.recording():
-            loss = setting.loss(given)
-        taken = _paths_of(
-            value for op in trace.ops if any(one.parameter is not None for one in op.inputs) for value in op.inputs
-        )
-        targets = _paths_of([trace.value_of(loss)]) - taken if taken else set()
-    finally:
-        trace.forget()
-    found = [tensor for path, tensor in tensors_in(batch) if path in targets]
-    return bool(found) and all(len(one.shape) > 0 and math.prod(one.shape[1:]) <= DENSE_TARGETS for one in found)
-
-
-def _paths_of(values: Iterable[Value]) -> set[str]:
-    return {one.path for value in values for one in value.ancestors() if one.path is not None}
 
 
 def _of_gradients(setting: Setting, batch: Any, loss: float) -> list[Finding]:
@@ -220,18 +189,18 @@ def _of_gradients(setting: Setting, batch: Any, loss: float) -> list[Finding]:
     return [Finding("", evidence, advice, "alarm" if loss else "note", rule="cannot_learn")]
 
 
-def _of_trial(trial: Trial, evidence: str, has_targets: bool) -> list[Finding]:
-    """Return one finding if the loss does not fall. It need not where it compares nothing with targets."""
+def _of_trial(trial: Trial, evidence: str) -> list[Finding]:
+    """Return one finding if the loss does not fall: an alarm if it diverges, otherwise a note."""
+    if not math.isfinite(trial.after):
+        advice = "lower the learning rate; Lightning's Tuner(trainer).lr_find(model) tries many"
+        return [Finding("", evidence, advice, "alarm", rule="cannot_learn")]
     if trial.fall >= STUCK_SHARE:
         return []
     if trial.fall < -STUCK_SHARE:
-        advice = "lower the learning rate; Lightning's Tuner(trainer).lr_find(model) tries many"
-        is_alarm = has_targets or trial.fall == -math.inf
-        return [Finding("", evidence, advice, "alarm" if is_alarm else "note", rule="cannot_learn")]
-    advice = "a loss without targets from the batch may not fall on a single batch; check what it measures"
-    if has_targets:
+        advice = "lower the learning rate, unless the loss is at its lowest already"
+    else:
         advice = (
             "if the rate is not meant to be small, raise it; otherwise check the scale of inputs and targets, the last "
-            "activation, and how far back gradients reach"
+            "activation, and how far back gradients reach. A loss without targets may not fall on a single batch"
         )
     return [Finding("", evidence, advice, rule="cannot_learn")]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -66,15 +67,20 @@ def checkup(
         raise TypeError(f"model of type {type(model).__name__} has no training_step: pass step= and optimizer=")
     if not isinstance(optimizer, Optimizer | None):
         raise TypeError(f"optimizer must be a single Optimizer; got {type(optimizer).__name__}")
+    drawn: Any = getattr(data, "generator", None)
+    state = drawn.get_state() if isinstance(drawn, torch.Generator) else None
     with same_random_state():
         batches = list(itertools.islice(data, 1))
+    if state is not None:
+        drawn.set_state(state)
     if not batches:
         raise ValueError("data has no batches.")
     [batch] = batches
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
     if is_lightning(model, LightningModule):
-        batch = model.transfer_batch_to_device(batch, model.device, 0)
+        batch = model.on_before_batch_transfer(batch, 0)
+        batch = model.on_after_batch_transfer(model.transfer_batch_to_device(batch, model.device, 0), 0)
     trainer = _trainer_of(model) if is_lightning(model, LightningModule) else None
     return check_up(Setting(model, optimizers, step, trainer), batch, seconds)
 

@@ -213,9 +213,9 @@ class Table:
 
     def _measure_anew(self, slot: Slot, given: Tensor, minus: Tensor | None, key: object) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
-        tensor = given.detach() if given.requires_grad else given
-        if slot.traits.of_parameter:
-            tensor = self.part(tensor)
+        # Its part first, as of its copy from before the step: a parameter of a subclass may become a plain tensor.
+        tensor = self.part(given) if slot.traits.of_parameter else given
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         part = own_part(tensor, of_parameter=slot.traits.of_parameter)
         if part is None:
             return

@@ -4,10 +4,13 @@ import copy
 import functools
 import inspect
 import math
+import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -92,9 +95,19 @@ def calls_no_user(scheduler: object) -> bool:
             waiting += part
         elif isinstance(part, functools.partial):
             waiting += [part.func, *part.args, *part.keywords.values()]
-        elif callable(part) and not _is_of_library(part):
-            return False
+        elif isinstance(part, MethodType):
+            waiting += [part.__func__, part.__self__]
+        elif callable(part):
+            # What a library has wrapped may be a function of the user.
+            inner = inspect.unwrap(part)
+            if not _is_of_library(inner if isinstance(inner, FunctionType | type) else type(inner)):
+                return False
+            cells = (cell.cell_contents for cell in getattr(inner, "__closure__", None) or ())
+            waiting += [*cells, *getattr(inner, "__dict__", {}).values()] if not isinstance(inner, type) else []
     return True
+
+
+_OF_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def _is_of_library(function: Any) -> bool:
@@ -103,7 +116,7 @@ def _is_of_library(function: Any) -> bool:
         file = inspect.getfile(function)  # not its `__module__`, which `functools.wraps` copies
     except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are
         return False
-    return any(part in file for part in ("site-packages", "dist-packages", "/lib/python"))
+    return file.startswith(_OF_LIBRARIES) or "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
 
 
 def _never_at_its_peak(
