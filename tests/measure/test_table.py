@@ -152,8 +152,10 @@ def test_each_statistic_is_that_of_all_values(monkeypatch, case):
         assert reading.histogram is None
         return
     x = torch.cat([each.double().flatten() for each in true])
-    assert reading.histogram.counts.sum() == x.isfinite().sum()
-    assert (reading.histogram.edges[0], reading.histogram.edges[-1]) == (x[x.isfinite()].min(), x[x.isfinite()].max())
+    finite = x[x.isfinite()]  # none, where float8 overflows to NaN, as in torch 2.6
+    assert reading.histogram.counts.sum() == len(finite)
+    if len(finite):
+        assert (reading.histogram.edges[0], reading.histogram.edges[-1]) == (finite.min(), finite.max())
     near = [(each.double().abs() < 0.5).double().flatten() for each in true]
     assert reading.statistics["near_zero"] == pytest.approx(torch.cat(near).mean().item(), rel=1e-6)
     if case["layout"] == "dense" and has_channels:
