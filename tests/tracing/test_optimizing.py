@@ -46,9 +46,6 @@ class Model(LightningModule):
     def validation_step(self, batch):
         pass
 
-    def rate_at(self, step):
-        return max(0.0, 1 - step / 2)
-
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.optimized(self), lr=0.01)
         if self.scheduled is None:
@@ -427,7 +424,7 @@ def test_of_a_fit_that_goes_on_no_schedule_is_judged(tmp_path, caplog):
 CALLS = []
 
 
-def test_what_the_functions_of_a_schedule_change_is_put_back():
+def test_a_function_of_the_user_in_a_schedule_is_called_as_often_as_without_a_monitor():
     class Counts(Model):
         calls = 0
 

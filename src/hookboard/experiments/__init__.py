@@ -1,1 +1,1 @@
-"""Trains a model for a few steps to see whether it learns, and at which rate; then restores it."""
+"""Trains a model for a few steps on one batch, to see whether it learns; then restores it."""

@@ -83,7 +83,7 @@ class Trial:
     @property
     def fall(self) -> float:
         """The share of the loss that is gone: negative if it has risen, -inf if `after` is NaN."""
-        return (self.before - self.after) / abs(self.before) if math.isfinite(self.after) else -math.inf
+        return (self.before - self.after) / self.before if math.isfinite(self.after) else -math.inf
 
     @property
     def has_no_bound(self) -> bool:

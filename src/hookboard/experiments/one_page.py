@@ -1,4 +1,4 @@
-"""`checkup`: reads one step of a model and tries it on some batches, without a Trainer."""
+"""`checkup`: audits one step of a model and trains a copy on its batch, without a Trainer."""
 
 import itertools
 from collections.abc import Callable, Iterable

@@ -14,8 +14,9 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
-Harm is a loss that `LossCurve.is_harmed`, until it has been well for a window. Proof is a finding that is hard
-(`Finding.is_hard`) and still there, or was made at its very step; and, unless the loss falls, one that was hard before.
+There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window. A finding
+is proof if it is hard (`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls,
+it is also proof if one of its earlier alarms did not depend on the loss (`Case.is_hard`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -248,7 +248,7 @@ class Run:
     def recent(self, quantity: str) -> np.ndarray:
         """Return a quantity at the latest measurements, shape (layers, at most 64), float64; NaN where there is none.
 
-        The last column is the latest look. The array is valid until the next look.
+        The last column is the latest look.
 
         Raises:
             ValueError: there is no such quantity.

@@ -97,16 +97,16 @@ class RunTable:
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run (or the `first` columns), shape (layers, len(`steps`)), float64."""
-        return self._of(quantity, self._course[:first], float)
+        return self._over_looks(quantity, self._course[:first], float)
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Return for each value of `course(quantity)` if its tensor had NaN or +Inf, or nothing finite; same shape.
 
         Always False for `weight_rms` and `weight_gradient_rms`.
         """
-        return self._of(quantity, self._spoiled, bool)
+        return self._over_looks(quantity, self._spoiled, bool)
 
-    def _of(self, quantity: str, looks: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    def _over_looks(self, quantity: str, looks: Sequence[np.ndarray], dtype: type) -> np.ndarray:
         row = _ROW_OF[quantity]
         return np.asarray(np.array([look[row] for look in looks], dtype).reshape(len(looks), len(self.layers.names)).T)
 

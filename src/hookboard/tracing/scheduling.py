@@ -86,7 +86,7 @@ def calls_no_user(scheduler: object) -> bool:
             continue
         seen.add(id(part))
         if isinstance(part, LRScheduler):
-            if not (_is_of_library(type(part)) and _is_of_library(type(part).step)):
+            if not (_is_installed(type(part)) and _is_installed(type(part).step)):
                 return False
             waiting += [held for name, held in vars(part).items() if name != "optimizer"]
         elif isinstance(part, Mapping):
@@ -98,25 +98,27 @@ def calls_no_user(scheduler: object) -> bool:
         elif isinstance(part, MethodType):
             waiting += [part.__func__, part.__self__]
         elif callable(part):
-            # What a library has wrapped may be a function of the user.
+            # What a library has wrapped, or holds in an object or a closure, may be a function of the user.
             inner = inspect.unwrap(part)
-            if not _is_of_library(inner if isinstance(inner, FunctionType | type) else type(inner)):
+            is_class = isinstance(inner, type)
+            if not _is_installed(inner if is_class or isinstance(inner, FunctionType) else type(inner)):
                 return False
-            cells = (cell.cell_contents for cell in getattr(inner, "__closure__", None) or ())
-            waiting += [*cells, *getattr(inner, "__dict__", {}).values()] if not isinstance(inner, type) else []
+            if not is_class:
+                waiting += getattr(inner, "__dict__", {}).values()
+                waiting += (cell.cell_contents for cell in getattr(inner, "__closure__", None) or ())
     return True
 
 
-_OF_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-
-
-def _is_of_library(function: Any) -> bool:
+def _is_installed(function: Any) -> bool:
     """Return True if a class or a function belongs to the standard library or an installed package."""
     try:
         file = inspect.getfile(function)  # not its `__module__`, which `functools.wraps` copies
     except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are
         return False
-    return file.startswith(_OF_LIBRARIES) or "site-packages" in Path(file).parts or "dist-packages" in Path(file).parts
+    path = Path(file)
+    return Path(sysconfig.get_path("stdlib")) in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(
+        path.parts
+    )
 
 
 def _never_at_its_peak(
