@@ -22,8 +22,8 @@ def explained(rule: str) -> dict[str, str]:
     Raises:
         ValueError: there is no such rule.
 
-    >>> explained("unbounded_loss")["Fix"]
-    'remove the minus sign, or square the difference.'
+    >>> explained("eval_mode")["Fix"]
+    'set `momentum=0.1`; call `train()` on what is trained and `eval()` on what is frozen.'
     """
     rules = _built_in()
     if rule not in rules:
@@ -40,8 +40,8 @@ def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
 def more_on(rules: Iterable[str]) -> str:
     """Return a line with the command that explains the first few of these rules; "" if none of them is built in.
 
-    >>> more_on(["frozen", "my_own", "frozen"])
-    'More: hookboard explain frozen'
+    >>> more_on(["adapters", "my_own", "adapters"])
+    'More: hookboard explain adapters'
     """
     names = [name for name in dict.fromkeys(rules) if name in _built_in()]
     return f"More: hookboard explain {' '.join(names[:MAX_NAMED_RULES])}" if names else ""

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
@@ -21,7 +21,7 @@ from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
-from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
@@ -90,7 +90,7 @@ class HealthState(MeasurementState):
         losses: the loss of every step since the last look.
         recent: the latest losses that the host knows, with which a spike is noticed.
         stepped: during a due step, weight name to how an optimizer steps it.
-        held_back: weight name to its weight decay and gradient clipping.
+        held: the names of the weights that an optimizer holds.
         stepping: the ids of the optimizers that have stepped so far.
         batch: the running batch of the training.
         batch_idx: its index.
@@ -119,7 +119,7 @@ class HealthState(MeasurementState):
     losses: LossMeter = field(default_factory=LossMeter)
     recent: deque[float] = field(default_factory=deque)
     stepped: dict[str, Stepped] = field(default_factory=dict)
-    held_back: dict[str, HeldBack] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
     stepping: set[int] = field(default_factory=set)
     batch: Any = None
     batch_idx: int = 0
@@ -477,8 +477,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.compared |= checksums(stepped_by(optimizer, state.weights), some_units, is_gradient=True)
         state.stepping.add(id(optimizer))
         for each in loop.optimizers:
-            for name, (stepped, held_back) in steps_of(loop, each, state.weights).items():
-                state.held_back[name] = held_back
+            for name, stepped in steps_of(each, state.weights).items():
+                state.held.add(name)
                 if id(each) in state.stepping and state.weights[name].requires_grad:
                     state.stepped[name] = stepped
 
@@ -488,11 +488,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.modes is not None:
             state.found(state.modes.see(loop.model, step), step)
         if state.unfrozen is not None:
-            found = state.unfrozen.see(loop.optimizers, loop.model)
-            if found is not None and not state.is_reading:  # what was said of frozen weights no longer holds
-                kept = [one for one in state.step_facts.findings if one.rule != "frozen"]
-                state.step_facts = state.step_facts._replace(findings=kept)
-                state.found(found, step)
+            state.found(state.unfrozen.see(loop.optimizers, loop.model), step)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None
@@ -538,7 +534,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         facts = state.step_facts._replace(
             why_silent=state.why_silent,
             unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
-            held_back=dict(state.held_back),
+            held=frozenset(state.held),
+            is_clipped=math.isfinite(loop.largest_norm),
         )
         stepped, state.stepped = state.stepped, {}
         adapters = () if state.live is None else state.live.adapters
@@ -644,20 +641,10 @@ def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | 
     return torch.cat(there) if there else None
 
 
-def steps_of(loop: Loop, optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str, tuple[Stepped, HeldBack]]:
-    """Read the settings of an optimizer for each watched weight that it holds, by name.
-
-    Args:
-        loop: the loop, which may clip gradients.
-        optimizer: the optimizer.
-        weights: all watched weights by name.
-    """
+def steps_of(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str, Stepped]:
+    """Return how an optimizer steps each watched weight that it holds, by the name of the weight."""
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
-    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
-    of: dict[int, tuple[Stepped, HeldBack]] = {}
+    of: dict[int, Stepped] = {}
     for group in optimizer.param_groups:
-        decay = float(group.get("weight_decay", 0.0)) if is_of_torch else 0.0
-        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
-        both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
-        of.update(dict.fromkeys(map(id, group["params"]), both))
+        of.update(dict.fromkeys(map(id, group["params"]), Stepped(kind, float(group.get("lr", 0.0)), is_adaptive)))
     return {name: of[id(weight)] for name, weight in weights.items() if id(weight) in of}

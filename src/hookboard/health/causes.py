@@ -50,10 +50,6 @@ def _is_plain(run: Run) -> bool:
     return not _is_adaptive(run)
 
 
-def _falls_below_0(run: Run) -> bool:
-    return run.losses.lowest < min(0.0, run.losses.start)
-
-
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
 """Findings of the signal, forward and backward."""
 
@@ -69,7 +65,7 @@ _OF_FAR_TARGETS = ("not_learning", "initial_loss", "activation_scale", "explodin
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Findings of weights that do not move as they should."""
 
-_LATER = (*_SIGNAL, *_STANDSTILL, "symmetric_units", "weight_decay", "not_learning", "precision", "train_eval_gap")
+_LATER = (*_SIGNAL, *_STANDSTILL, "symmetric_units", "not_learning", "precision", "train_eval_gap")
 """What weights may show after steps that were too large, and did not show before."""
 
 CAUSES: tuple[Cause, ...] = (
@@ -98,7 +94,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause("saturated", ("vanishing_gradient", "no_gradient"), "before"),
     Cause("precision", _STANDSTILL),
     # Seen in the loss: it falls without a bound, and takes everything along.
-    Cause("unbounded_loss", (*_LATER, "clipping", "spike", "update_too_large", "nonfinite"), only_if=_falls_below_0),
     Cause(
         "not_learning",
         (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"),
@@ -110,13 +105,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause("input_scale", (*_OF_LARGE_INPUTS, "not_learning"), when="at the start"),
     Cause("activation_scale", ("update_too_large", "initial_loss"), when="at the start", only_if=_is_plain),
     Cause("exploding_gradient", ("update_too_large",), when="at the start", only_if=_is_plain),
-    Cause("clipping", ("update_too_small", "not_updated")),
     # Seen in time: it was not there at the first look, and began after this.
-    Cause("stale_gradients", (*_LATER, "spike", "update_too_large", "clipping", "nonfinite"), when="by steps"),
+    Cause("stale_gradients", (*_LATER, "spike", "update_too_large", "nonfinite"), when="by steps"),
     Cause("update_too_large", ("spike",), when="not later"),
     Cause("update_too_large", _LATER, when="by steps"),
     Cause("update_too_large", ("nonfinite",), when="earlier", only_if=lambda run: run.first_move > 1),
-    Cause("weight_decay", (*_SIGNAL, "symmetric_units"), when="by steps"),
     Cause("spike", (*_LATER, "update_too_large"), when="by steps"),
     Cause("nonfinite", (*_LATER, "spike", "update_too_large"), when="not later"),
     *(
@@ -128,9 +121,9 @@ CAUSES: tuple[Cause, ...] = (
 
 ORDER = tuple(
     """
-    not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
-    dropout padding_mask stale_gradients cut loss_shape no_influence loss_input batch_mixing
-    output_range update_too_large targets input_scale initial_loss weight_decay clipping symmetric_units dead_units
+    not_in_optimizer adapters experts schedule future_leak eval_mode
+    dropout stale_gradients cut loss_shape no_influence loss_input batch_mixing
+    output_range update_too_large targets input_scale initial_loss symmetric_units dead_units
     activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated
     update_too_small saturated collapsed train_eval_gap
     """.split()  # noqa: SIM905  # a list of 40 lines

@@ -80,23 +80,6 @@ class Stepped:
     is_adaptive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBack:
-    """Settings that make the steps of a weight smaller: weight decay and gradient clipping.
-
-    Args:
-        decay: the weight decay of its optimizer; 0 where it is not known.
-        is_decoupled: True if (learning rate * decay * weight) is subtracted from the weight in each step, as in AdamW;
-            False if (decay * weight) is added to the gradient.
-        largest_norm: the norm to which the Trainer clips the gradients of all weights; infinite if it does not clip by
-            norm.
-    """
-
-    decay: float
-    is_decoupled: bool
-    largest_norm: float
-
-
 @dataclass(frozen=True)
 class Apart:
     """A weight that is not the same on all ranks that hold it, and should be.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hookboard.base.messages import unknown
-from hookboard.health.look import HeldBack, Look, Loss
+from hookboard.health.look import Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding
@@ -92,7 +92,8 @@ class StepFacts(NamedTuple):
         supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
-        held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
+        held: names of the weights that an optimizer holds.
+        is_clipped: whether the Trainer clips the norm of the gradients.
         idle: names of trainable weights that the losses of the first step do not depend on.
         has_moving_target: whether the model computes the targets too, as a target network does.
         unread: the paths of the tensors of the batch that no loss of the first step depends on.
@@ -109,7 +110,8 @@ class StepFacts(NamedTuple):
     supervised: str = ""
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()
-    held_back: Mapping[str, HeldBack] = MappingProxyType({})
+    held: Set[str] = frozenset()
+    is_clipped: bool = False
     idle: Set[str] = frozenset()
     has_moving_target: bool = False
     unread: Set[str] = frozenset()

@@ -1,42 +1,17 @@
-"""Finds faults in the data that enter the model and the loss: their scale, and masks of padding."""
+"""What enters the functions that weigh their input: how large the data are where no parameter had a part in them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hookboard.base.ranks import local
-from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.rules import TracedStep
 
 WEIGHING = ("linear", "matmul", "mm", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
-
-
-class Embedded(NamedTuple):
-    """A call of an embedding with tokens of the batch.
-
-    Args:
-        op: the call.
-        tokens: shape (samples, positions).
-    """
-
-    op: Op
-    tokens: Tensor
-
-
-def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Embedded | None:
-    """Return the call if its tokens have two dimensions and come from the batch, and its result needs a gradient.
-
-    Otherwise None.
-    """
-    tokens, ids = given.get("input"), op.arguments.get("input")
-    if tokens is None or ids is None or tokens.dim() != 2 or ids.origin.path is None or not results[0].requires_grad:
-        return None
-    return Embedded(op, tokens)
 
 
 class DataInput(NamedTuple):
@@ -100,69 +75,3 @@ def _rms_of(data: object) -> float:
         return 1.0
     numbers = data.tensor.double()
     return float(numbers.square().mean().sqrt()) if bool(numbers.isfinite().all()) else 0.0
-
-
-MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
-"""Tokens count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
-these runs are at least the first share of all tokens (choices)."""
-
-MIN_RUN = 2
-"""A row is padded if it ends with at least this many equal numbers (a choice)."""
-
-
-def runs_of(rows: Tensor, pad: int) -> Tensor:
-    """Return which elements belong to a run of `pad` that lasts to the end of their row; shape of `rows`, bool."""
-    return (rows == pad).flip(1).cumprod(1).flip(1).bool()
-
-
-def padding_of(rows: Tensor) -> int | None:
-    """Return the number that pads the rows; None if they are not padded."""
-    pad = int(rows[:, -1].mode().values)
-    lengths = runs_of(rows, pad).sum(1)
-    has_ends = (lengths >= MIN_RUN).double().mean() >= MIN_PADDED_ROWS and lengths.unique().numel() > 1
-    return pad if has_ends and lengths.sum() >= MIN_PADDED_SHARE * rows.numel() else None
-
-
-AGREEING_SHARE = 0.99
-"""A mask is the wrong way round if at least this share of it hides what is no padding, or shows what is (a choice)."""
-
-
-class Masked(NamedTuple):
-    """A call of attention with a mask over the positions of its keys.
-
-    Args:
-        hidden: which positions it hides, shape (samples, positions), bool.
-    """
-
-    hidden: Tensor
-
-
-def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Masked | None:
-    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise None."""
-    mask = given.get("key_padding_mask")
-    if mask is None or mask.dim() != 2:
-        return None
-    return Masked(mask.detach() if mask.dtype is torch.bool else mask.detach() == -math.inf)
-
-
-def padding_mask(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for attention that hides all tokens and shows the padding."""
-    embedded = [op.seen.tokens for op in done.step.ops if isinstance(op.seen, Embedded)]
-    for op in done.step.ops:
-        if not isinstance(op.seen, Masked):
-            continue
-        hidden = op.seen.hidden
-        for tokens in embedded:
-            pad = padding_of(tokens) if tokens.shape == hidden.shape else None
-            if pad is not None and float((hidden != runs_of(tokens, pad)).double().mean()) >= AGREEING_SHARE:
-                yield Finding(
-                    op.place.module,
-                    f"the key_padding_mask of attention {op.place} hides {float(hidden.double().mean()):.0%} of the "
-                    f"positions (all that hold a token) and shows the padding (token {pad})",
-                    "invert the mask: True hides a position, so pass tokens == pad",
-                    "alarm",
-                )
-                return
-
-
-PADDING_MASK = Rule("padding_mask", padding_mask, of="step", gives="alarm")

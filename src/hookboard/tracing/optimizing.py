@@ -1,7 +1,6 @@
 """Finds faults in the optimizers of a fit, and in what they hold."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,7 +42,7 @@ class Outsider(NamedTuple):
 def findings_of_optimizers(
     optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
 ) -> Iterator[Finding]:
-    """Yield findings on trainable parameters that are in no optimizer, and on how many weights are frozen.
+    """Yield findings on trainable parameters that are in no optimizer.
 
     Args:
         optimizers: all optimizers.
@@ -59,7 +58,6 @@ def findings_of_optimizers(
         yield from _not_in_optimizer(held, parameters, reached, outside)
     if outside and held:
         yield from _not_in_model(outside, may_be_meant=not getattr(model, "automatic_optimization", True))
-    yield from _frozen(parameters)
 
 
 def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
@@ -68,7 +66,6 @@ def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
 
 
 NOT_IN_OPTIMIZER = Rule("not_in_optimizer", None, of="step")
-FROZEN = Rule("frozen", None, of="step", gives="note")
 
 
 def _not_in_optimizer(
@@ -133,14 +130,12 @@ class Unfrozen:
     def __init__(self) -> None:
         self._trainable: set[str] = set()
 
-    def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
-        """Return an alarm on newly trainable parameters that have a gradient but no optimizer; None if none are new."""
+    def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding]:
+        """Return an alarm on newly trainable parameters that have a gradient but no optimizer."""
         parameters = {name: parameter for name, parameter in parameters_in(model).items() if parameter.requires_grad}
         new = parameters.keys() - self._trainable if self._trainable else set[str]()
         self._trainable |= parameters.keys()
-        if not new:
-            return None
-        held = _held_by(optimizers)
+        held = _held_by(optimizers) if new else {}
         left = [name for name in sorted(new) if parameters[name].grad is not None and id(parameters[name]) not in held]
         if not left:
             return []
@@ -238,46 +233,11 @@ def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
     return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
 
 
-FROZEN_SHARE_TOLD = 0.1
-"""Share of the weights below which frozen ones are not told (a choice): positions, masks and priors are kept so."""
-
-
-def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
-    """Yield a note with the numbers of trained and frozen weights, if some are frozen, but not all."""
-    frozen = {name: p.numel() for name, p in parameters.items() if not p.requires_grad}
-    count = sum(p.numel() for p in parameters.values())
-    if FROZEN_SHARE_TOLD * count <= sum(frozen.values()) < count and frozen:
-        yield Finding(
-            "",
-            f"{count - sum(frozen.values()):,} of {count:,} weights require a gradient; frozen: "
-            f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
-            "ignore this if these are meant to be frozen",
-            rule="frozen",
-        )
-
-
 FRESH_DEVIATION = 0.1
 """Weights look as torch initializes them if their standard deviation is within this share of it (a choice)."""
 
 FRESH_COUNT = 64
 """Smaller weights are not judged (a choice)."""
-
-
-def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> str:
-    """Return a clause that names frozen matrices which look as torch initializes them; "" if none does.
-
-    Copies of trained ones, as in a teacher or a target network, are left out.
-    """
-    trained = [parameter for name, parameter in parameters.items() if name not in frozen]
-    names = [
-        name
-        for name in frozen
-        if _is_fresh(parameters[name].detach()) and not any(_is_copy(parameters[name], one) for one in trained)
-    ]
-    if not names:
-        return ""
-    values = f"the values of {listed(names, 4)} still look like torch's initialization"
-    return f"; {values}, so they were probably never trained"
 
 
 def _is_fresh(weight: torch.Tensor) -> bool:
@@ -287,25 +247,3 @@ def _is_fresh(weight: torch.Tensor) -> bool:
     bound = 1 / math.sqrt(math.prod(weight.shape[1:]))
     deviation, largest = float(weight.double().std()), float(weight.abs().max())
     return abs(deviation * math.sqrt(3) / bound - 1) <= FRESH_DEVIATION and largest <= bound * 1.001
-
-
-def _whole(parameters: Collection[str], frozen: Collection[str]) -> list[str]:
-    """Return the fewest names of modules and parameters that together cover the frozen parameters, and no others.
-
-    >>> _whole(["net.0.weight", "net.0.bias", "head.weight"], ["net.0.weight", "net.0.bias"])
-    ['net']
-    """
-    all_of = Counter(path for name in parameters for path in _paths_to(name))
-    frozen_of = Counter(path for name in frozen for path in _paths_to(name))
-    wholes = (next(path for path in _paths_to(name) if all_of[path] == frozen_of[path]) for name in frozen)
-    return list(dict.fromkeys(wholes))
-
-
-def _paths_to(name: str) -> Iterator[str]:
-    """Yield the names of the modules that contain a parameter, from the outermost, then the parameter's.
-
-    >>> list(_paths_to("net.0.weight"))
-    ['net', 'net.0', 'net.0.weight']
-    """
-    parts = name.split(".")
-    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))

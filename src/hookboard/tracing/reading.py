@@ -19,7 +19,7 @@ from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
 from hookboard.tracing.graph import PartialGraph
-from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, taken_by_weights
+from hookboard.tracing.inputs import WEIGHING, note_input, taken_by_weights
 from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
@@ -48,9 +48,7 @@ class Reader:
                 **OBSERVERS,
                 **handwritten.OBSERVERS,
                 **dict.fromkeys(ROUTING, note_choice),
-                "embedding": note_embedding,
                 **dict.fromkeys(WEIGHING, note_input),
-                "multi_head_attention_forward": note_mask,
             },
             at_backward or self._take_only,
         )

@@ -203,8 +203,9 @@ def _similarity(a: np.ndarray, b: np.ndarray) -> float:
 def _advice(run: Run, then: str = OTHER_RATE) -> str:
     """Return what to try where a loss does not fall: what is not trained comes first, as no rate can help that."""
     said = {found.rule: found.evidence for found in run.facts.findings}
-    frozen, outside = said.get("frozen", "").partition(";")[0], said.get("not_in_optimizer", "").partition(",")[0]
-    first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
+    outside = said.get("not_in_optimizer", "").partition(",")[0]
+    frozen = [layer.name for layer in run.layers if layer.weights and run.now.frozen >= {*layer.weights}]
+    first = f"check whether {listed(frozen, 3)} should be frozen; then " if frozen else ""
     first += f"add the missing parameters to the optimizer ({outside}); then " if outside else ""
     return f"{first}{then}"
 

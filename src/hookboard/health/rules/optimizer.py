@@ -1,4 +1,4 @@
-"""What reaches the weights, and what holds steps back: `no_gradient`, `not_updated`, `clipping`, `weight_decay`."""
+"""What reaches the weights, and whether they move: `no_gradient` and `not_updated`."""
 
 import itertools
 import math
@@ -13,7 +13,6 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
-    get_zeros,
     harm_of,
     has_gradient,
     has_moved,
@@ -372,7 +371,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
             continue  # the one before it is named
         several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
         # As that of a generator. It may wait for others for a while.
-        is_held = layer.trainable <= run.facts.held_back.keys()
+        is_held = layer.trainable <= run.facts.held
         is_forgotten = is_held and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window
         where = (
             "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
@@ -451,107 +450,3 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
 
 NO_GRADIENT = Rule("no_gradient", no_gradient, look_at="health/gradient_rms")
 NOT_UPDATED = Rule("not_updated", not_updated, look_at="health/update_ratio")
-
-
-CLIPPED_SHARE = 0.1
-"""Clipping is worth a note if it leaves at most this share of each gradient, at all of the latest looks (a choice:
-published recipes clip the first gradients by as much, and hardly any later)."""
-
-DECAY_SHARE_ALARM = 0.01
-"""Weight decay that takes this share of a weight in each step, and outweighs the gradient, is an alarm whatever the
-loss does: in 100 steps it leaves a third of a weight (a choice)."""
-
-USUAL_DECAY = 0.3
-"""The largest `weight_decay` that is usual with AdamW (ViT). Up to this, the learning rate that multiplies it is too
-high, not the decay."""
-
-
-def clipping(run: Run) -> Iterator[Finding]:
-    """Report gradients that are clipped to a tenth of their norm or less, at all of the latest looks.
-
-    Not with an optimizer such as Adam, whose steps do not depend on the size of the gradient.
-    """
-    largest = min([held.largest_norm for held in run.facts.held_back.values()], default=math.inf)
-    is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
-    if is_adaptive or not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
-        return
-    norms = [gradient_norm(look, run) for look in run.looks]
-    if not min(norms) * CLIPPED_SHARE >= largest:
-        return
-    usual = median_of(norms)
-    evidence = (
-        f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
-        f"at the last {len(norms)} measurements, so only a fraction of {largest / usual:.1g} is left{harm_of(run)}"
-    )
-    advice = f"set gradient_clip_val to about {usual:.1g}"
-    yield Finding("", evidence, advice, severity_of(run), size=usual / largest)
-
-
-def gradient_norm(look: Look, run: Run) -> float:
-    """Return the L2 norm of the gradients of all weights that an optimizer steps; estimated for large weights."""
-    sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
-    readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
-    squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
-    return math.sqrt(sum(square for square in squares if math.isfinite(square)))
-
-
-def weight_decay(run: Run) -> Iterator[Finding]:
-    """Report weight decay that moves the weights as far as the gradient does, or farther, in the median layer.
-
-    Decay that is added to the gradient is compared with the gradient. Decay that is taken from the weight is compared
-    with the whole step: as independent parts add up in squares, the gradient's part is the smaller one if the step is
-    less than the root of 2 times the decay.
-    """
-    look, added, taken = run.now, [], []
-    largest = max([held.decay for held in run.facts.held_back.values()], default=0.0)
-    if not largest or run.losses.is_at_zero or look.overflowed:
-        return
-    has_zeros = get_zeros(run)
-    for place, layer in enumerate(run.layers):
-        name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")
-        held, stepped = run.facts.held_back.get(name), look.stepped.get(name)
-        before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
-        if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
-            continue
-        if held.decay <= USUAL_DECAY and has_zeros[place]:  # which is why decay alone moves it
-            continue
-        if held.is_decoupled:
-            update = look.of(name, "parameter_update")
-            if update is not None:
-                taken.append((stepped.rate * held.decay, update.moments.rms / before.moments.rms))
-        else:
-            added.append((held.decay * before.moments.rms, gradient.moments.rms, stepped.rate * held.decay))
-    if taken:
-        yield from _taken(run, median_of(share for share, _ in taken), median_of(ratio for _, ratio in taken))
-    elif added:
-        yield from _added(run, *(median_of(part) for part in zip(*added, strict=True)))
-
-
-def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
-    if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
-        evidence = (
-            f"weight decay shrinks the weights by {100 * share:.3g}% per step, while the whole step changes them by "
-            f"{100 * ratio:.3g}% (medians over layers){harm_of(run)}"
-        )
-        decay = max(held.decay for held in run.facts.held_back.values())
-        advice = "lower weight_decay; AdamW's default is 0.01"
-        if decay <= USUAL_DECAY:  # what it takes is the rate times the decay
-            scaled = f"is not high, but is scaled by the learning rate ({share / decay:.2g})"
-            advice = f"lower the learning rate: weight_decay={decay:g} {scaled}"
-        is_hard = share >= DECAY_SHARE_ALARM
-        severity: Severity = "alarm" if is_hard else severity_of(run)
-        yield Finding("", evidence, advice, severity, size=share, is_hard=is_hard)
-
-
-def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Finding]:
-    if share >= UPDATE_RATIO_SMALL and decay > gradient > 0:
-        held = max(held.decay for held in run.facts.held_back.values())
-        evidence = (
-            f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, medians over layers){harm_of(run)}"
-        )
-        advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, which adds a tenth of the gradient"
-        yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)
-
-
-CLIPPING = Rule("clipping", clipping, look_at="health/gradient_rms")
-WEIGHT_DECAY = Rule("weight_decay", weight_decay, look_at="health/update_ratio")

@@ -130,7 +130,7 @@ def clip_too(run: Run, advice: str) -> str:
     sizes = np.array([sum(map(math.prod, layer.shapes.values())) for layer in run.layers])
     norms = np.sqrt(np.nansum(sizes[:, None] * run.course("weight_gradient_rms") ** 2, axis=0))
     is_limit = np.count_nonzero(norms >= (1 - SAME_NORM_SHARE) * norms.max(initial=1e-30)) > 1
-    return "" if is_limit or any(held.largest_norm < math.inf for held in run.facts.held_back.values()) else advice
+    return "" if is_limit or run.facts.is_clipped else advice
 
 
 GROWING_STEPS, LOSS_GROWTH_NOTED = 3, 1.2
