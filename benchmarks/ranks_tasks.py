@@ -251,8 +251,8 @@ class Monitor(HealthMonitor):
             module.register_forward_hook(note)
         model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
         for name, weight in model.named_parameters():
-            for role in ("parameter", "parameter_grad", "parameter_update"):
-                shapes[Site(name, role)] = some_units(weight).shape
+            for role in ("parameter_before", "parameter_grad", "parameter_update"):
+                shapes[Site(name, role)] = some_units(weight, role).shape
         return shapes
 
 

@@ -231,6 +231,6 @@ def test_a_large_weight_of_a_class_of_its_own_is_compared_whole(is_trained):
             optimizer.step()
         found = {one.site.role: one.moments for one in monitor.readings if one.site.name == "fixed.weight"}
     after = net.fixed.weight.detach().double()
-    for role, exact in {"parameter": after, "parameter_update": after - before}.items():
+    for role, exact in {"parameter_before": before, "parameter_update": after - before}.items():
         size = exact.square().mean().sqrt().item()
         assert (found[role].count, found[role].rms) == (200_000, pytest.approx(size, rel=1e-5))

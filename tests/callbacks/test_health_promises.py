@@ -195,7 +195,7 @@ def test_gradient_and_weight_of_a_large_sparse_embedding_are_of_the_same_units()
         rows = look.of("net.weight", "parameter_grad").channels
         true = rows_of_channels([grad[::4]], 0)
         np.testing.assert_allclose(rows[:, [0, 1, 2, 4]], true[:, [0, 1, 2, 4]], rtol=1e-6)
-        assert look.of("net.weight", "parameter").channels.shape == (250, 10)
+        assert look.of("net.weight", "parameter_before").channels.shape == (250, 10)
         assert 0 < (rows[:, 4] < 200).sum() < 250
 
 

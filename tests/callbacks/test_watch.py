@@ -467,7 +467,7 @@ def test_a_model_that_is_one_layer_is_measured(tmp_path):
         sgd.step()
     (reading,) = logger.readings
     assert reading.statistics["mean"] == pytest.approx(output.double().mean().item())
-    assert {one.site.role for one in monitor.readings} >= {"output", "grad_output", "parameter"}
+    assert {one.site.role for one in monitor.readings} >= {"output", "grad_output", "parameter_before"}
 
 
 def test_tags_of_a_model_that_is_one_layer_call_it_model_and_belong_to_it_in_the_tab(tmp_path):

@@ -47,10 +47,10 @@ def outputs(name: str, rows: Rows) -> Reading:
 def weights(
     name: str, units: int = 8, seed: int = 0, rows: Rows | None = None, gradient: Rows | None = None
 ) -> list[Reading]:
-    """Of a layer's weight: itself, before the step, and its gradient."""
+    """Of a layer's weight: itself, and its gradient."""
     values = noise(units, seed, 0.1) if rows is None else rows
     gradients = noise(units, seed + 1, 0.01) if gradient is None else gradient
-    parts = (("parameter", values), ("parameter_before", values), ("parameter_grad", gradients))
+    parts = (("parameter_before", values), ("parameter_grad", gradients))
     return [reading(f"{name}.weight", role, part) for role, part in parts]
 
 

@@ -71,8 +71,8 @@ def test_a_convolution_without_a_batch_has_its_channels_first():
 
 
 def test_a_weight_has_its_units_first_and_a_vector_or_what_has_only_moments_has_none():
-    assert dims()(Site("conv.weight", "parameter"), torch.zeros(4, 3, 3)) == 0
+    assert dims()(Site("conv.weight", "parameter_before"), torch.zeros(4, 3, 3)) == 0
     assert dims()(Site("conv.weight", "parameter_grad"), torch.zeros(4, 3, 3)) == 0
-    assert dims()(Site("conv.bias", "parameter"), torch.zeros(4)) is None
+    assert dims()(Site("conv.bias", "parameter_before"), torch.zeros(4)) is None
     assert dims()(Site("conv.weight", "parameter_update"), torch.zeros(4, 3, 3)) is None
     assert dims()(Site("relu", "output"), torch.zeros(4)) is None

@@ -83,7 +83,7 @@ def entrance(rms, gives, losses=harmed, kind="linear"):
     read = [
         batch([row(100, 0.0, rms) for _ in range(3)]),
         outputs("fc", [row(100, 0.0, gives) for _ in range(8)]),
-        reading("fc.weight", "parameter", [row(4, 0.0, 0.5) for _ in range(8)]),
+        reading("fc.weight", "parameter_before", [row(4, 0.0, 0.5) for _ in range(8)]),
     ]
     run = run_of([layer], lambda n: read, losses=losses)
     return [finding.severity for finding in findings(INPUT_SCALE, run)]

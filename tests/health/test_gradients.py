@@ -202,7 +202,7 @@ def test_what_is_gone_after_the_first_steps_needs_no_loss_though_it_shows_harm()
 
 def moved(change, rate=0.1, size=-0.7):
     """The severity after three looks in the first steps, with this RMS of the update of the first layer."""
-    sizes = {"parameter": 0.1, "parameter_grad": 1e-9, "parameter_update": change}
+    sizes = {"parameter_before": 0.1, "parameter_grad": 1e-9, "parameter_update": change}
     weight = [reading("fc0.weight", role, [row(64, 0.0, value)]) for role, value in sizes.items()]
     run = Run({layer.name: layer for layer in CHAIN}, 3)
     for look in run_of(CHAIN, lambda n: [*gradients(steady(size))(n), *weight], count=3).looks:

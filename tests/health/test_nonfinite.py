@@ -25,7 +25,7 @@ def test_events_come_by_step_and_of_one_step_those_with_a_place_first():
 
 def test_the_table_has_a_row_for_each_site():
     seen = look(
-        5, [reading("a.b", "output", [row(mean=3, deviation=4)]), reading("w", "parameter", [row(nonfinite=2)])]
+        5, [reading("a.b", "output", [row(mean=3, deviation=4)]), reading("w", "parameter_before", [row(nonfinite=2)])]
     )
     lines = before_nonfinite(seen).splitlines()
     assert lines[4] == "| a.b | output | 5 | -9 | 15 |  |  |"

@@ -26,9 +26,8 @@ def gained(*courses, every=10, losses=falling):
     def seen(n):
         for norm, course in zip(given, courses, strict=True):
             yield outputs(norm.name, [row(100, 0.1, 0.8) for _ in range(8)])
-            yield reading(norm.weights[0], "parameter_before", [row(8, 0.8, 0.0)])
             if (gain := course(n)) is not None:
-                yield reading(norm.weights[0], "parameter", [row(8, gain, 0.0, zeros=0 if gain else 8)])
+                yield reading(norm.weights[0], "parameter_before", [row(8, gain, 0.0, zeros=0 if gain else 8)])
 
     return findings(ACTIVATION_SCALE, run_of(given, seen, count=10, losses=losses, every=every))
 

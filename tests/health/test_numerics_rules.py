@@ -80,10 +80,10 @@ def test_a_nan_in_the_gradient_of_a_weight_is_named_at_its_layer():
 
 
 def test_a_nan_of_the_optimizer_is_named_with_its_pass():
-    change = {("fc1.weight", "parameter"): bad("fc1.weight", "parameter", nan=1)}
+    change = {("fc1.weight", "parameter_update"): bad("fc1.weight", "parameter_update", nan=1)}
     verdict = verdict_of(change, [*falling(7), *[math.nan] * 5])
     assert verdict.module == "fc1"
-    assert "after the optimizer step" in verdict.evidence
+    assert "of the update of fc1.weight, with finite gradients" in verdict.evidence
 
 
 def test_between_two_looks_the_loss_tells_the_step():
@@ -127,7 +127,7 @@ def half(dtype, share: float, *names: str):
         for weight in LAYERS[name].weights:
             still = looks.row(1000, 0.0, 1e-4, zeros=1000 * share)
             changes[weight, "parameter_update"] = looks.reading(weight, "parameter_update", [still])
-            changes[weight, "parameter"] = typed(of(weight, "parameter", 0.1), dtype)
+            changes[weight, "parameter_before"] = typed(of(weight, "parameter_before", 0.1), dtype)
             gradient = looks.row(1000, 0.0, 0.01)
             changes[weight, "parameter_grad"] = looks.reading(weight, "parameter_grad", [gradient])
     return changes

@@ -45,7 +45,7 @@ def still(*weights: str):
 
 def changing(*weights: str):
     """Weights without a gradient at any look, which are others at every look."""
-    found = {(w, "parameter"): of(w, "parameter", 0.1) for w in weights}
+    found = {(w, "parameter_before"): of(w, "parameter_before", 0.1) for w in weights}
     return {**found, **dict.fromkeys((w, "parameter_grad") for w in weights)}
 
 
@@ -104,7 +104,10 @@ WELL = {
     "the weights of one that was": (NOT_UPDATED, FROZEN_LATER),
     "weights that move without an optimizer": (
         NOT_UPDATED,
-        {"change": lambda step: {(w, "parameter"): of(w, "parameter", 0.1) for w in FC1}, "held": without("fc1")},
+        {
+            "change": lambda step: {(w, "parameter_before"): of(w, "parameter_before", 0.1) for w in FC1},
+            "held": without("fc1"),
+        },
     ),
     "a layer that was stepped before": (NOT_UPDATED, {"held": lambda step: WEIGHTS if step == 0 else without("fc1")}),
     "a rate that has come down to 0": (
@@ -141,7 +144,9 @@ FREE = {
     "fc1": LAYERS["fc1"],
     "head": LAYERS["head"],
 }
-IN_HALF = still(*FC1) | {("fc1.weight", "parameter"): typed(of("fc1.weight", "parameter", 0.1), torch.bfloat16)}
+IN_HALF = still(*FC1) | {
+    ("fc1.weight", "parameter_before"): typed(of("fc1.weight", "parameter_before", 0.1), torch.bfloat16)
+}
 
 FOUND = {
     "a cut where the gradient is lost first": (

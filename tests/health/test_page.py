@@ -46,7 +46,7 @@ def seen(known, step, sick, rng):
         readings += [
             reading(name, "output", [row(deviation=size), row(deviation=size, zeros=100 if name == sick else 0)]),
             reading(name, "grad_output", [row(deviation=1e-3 * size)]),
-            reading(f"{name}.weight", "parameter_before", [row(deviation=1.0)]),
+            reading(f"{name}.weight", "parameter_before", [row(deviation=1.0 + 1e-3 * step)]),
             reading(f"{name}.weight", "parameter_update", [row(deviation=1e-3 * size)]),
         ]
     return look(step, readings)
@@ -249,7 +249,10 @@ def test_a_healthy_run_has_a_verdict_too():
 
 def test_of_a_run_in_which_no_weight_has_changed_it_is_not_said_that_it_has_no_problems():
     names = "net.0", "net.1"
-    readings = [*(reading(name, "output", [row()]) for name in names), reading("net.0.weight", "parameter", [row()])]
+    readings = [
+        *(reading(name, "output", [row()]) for name in names),
+        reading("net.0.weight", "parameter_before", [row()]),
+    ]
     known = layers(Layer("net.0", "Linear", "linear", ("net.0.weight",)), Layer("net.1", "ReLU", "rectifier"))
     judge = Judge([], known, window=3)
     for step in range(5):

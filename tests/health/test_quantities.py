@@ -44,10 +44,10 @@ def test_quantities_are_those_of_the_raw_tensors():
     weight, bias = normal(6, 5), normal(6, 1, mean=3.0)
     moved, kept = normal(6, 5, std=1e-3), torch.zeros(6, 1)
     tensors = {("a", "output"): out, ("b", "output"): rectified, ("a", "grad_output"): grad}
-    tensors |= {("a.weight", role): weight for role in ("parameter", "parameter_before", "parameter_grad")}
-    tensors |= {("a.bias", role): bias for role in ("parameter", "parameter_before")}
+    tensors |= {("a.weight", role): weight for role in ("parameter_before", "parameter_grad")}
+    tensors["a.bias", "parameter_before"] = bias
     tensors |= {("a.weight", "parameter_update"): moved, ("a.bias", "parameter_update"): kept}
-    tensors |= {("c.weight", "parameter"): weight, ("c.weight", "parameter_before"): weight}  # in no optimizer
+    tensors["c.weight", "parameter_before"] = weight  # in no optimizer
     found, spoiled = named(arrays_of(tensors))
     within = (
         out.double().var(0, correction=0).sum() / (out.double().var(0, correction=0) + out.double().mean(0) ** 2).sum()

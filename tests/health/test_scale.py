@@ -124,9 +124,9 @@ def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):
     layer = Layer("lstm", "LSTM", "recurrent", (name,), frozenset({name}), {name: (64, 16)})
 
     def seen(n):
-        norms = {"parameter": norm, "parameter_before": norm if began is None or n else began}
-        weights = [reading(name, role, [row(16, 0.0, size / 4) for _ in range(64)]) for role, size in norms.items()]
-        return [outputs("lstm", noise(16)), *weights]
+        size = norm if began is None or n else began
+        weights = reading(name, "parameter_before", [row(16, 0.0, size / 4) for _ in range(64)])
+        return [outputs("lstm", noise(16)), weights]
 
     return [finding.severity for finding in findings(ACTIVATION_SCALE, run_of([layer], seen, losses=losses))]
 
@@ -178,7 +178,7 @@ def test_a_recurrent_layer_that_blows_up_what_goes_in_is_named_though_its_weight
     name = "rnn.weight_hh_l0"
     rnn = Layer("rnn", "RNN", "recurrent", (name,), frozenset({name}), {name: (8, 8)})
     read = [outputs("embedding", noise(8)), outputs("rnn", noise(8, scale=size)), outputs("head", noise(8))]
-    read.append(reading(name, "parameter", [row(8, 0.0, 0.6)] * 8))
+    read.append(reading(name, "parameter_before", [row(8, 0.0, 0.6)] * 8))
     run = run_of([linear("embedding"), rnn, linear("head")], lambda n: read, losses=losses)
     found = findings(ACTIVATION_SCALE, run)
     assert [finding.severity for finding in found if finding.module == "rnn"] == severities

@@ -82,7 +82,7 @@ def lstm(rms, bias=(0.0, 0.1)):
     return [
         outputs("embedding", noise(8)),
         reading("lstm", "output", [row(100, 0.0, rms, low=-0.9, high=0.9)]),
-        reading("lstm.bias_ih_l0", "parameter", [row(256, mean, deviation)]),
+        reading("lstm.bias_ih_l0", "parameter_before", [row(256, mean, deviation)]),
     ]
 
 

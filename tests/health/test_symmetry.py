@@ -62,10 +62,9 @@ def test_frozen_weights_and_embeddings_are_no_matter():
 
 
 def constant_at_first(value, losses, units=8, takes=8, kind="linear", deviation=0.0):
-    read = weights("fc0", rows=noise(units))
-    before = [reading("fc0.weight", "parameter_before", [row(8 * units, value, deviation)])]
+    began, parted = weights("fc0", rows=[row(8, value, deviation)] * units), weights("fc0", rows=noise(units))
     layer = linear("fc0", units, takes, kind)
-    return findings(SYMMETRIC_UNITS, run_of([layer], lambda n: [*read, *before], losses=losses))
+    return findings(SYMMETRIC_UNITS, run_of([layer], lambda n: parted if n else began, losses=losses))
 
 
 @pytest.mark.parametrize("losses", [falling, harmed])
@@ -131,7 +130,6 @@ def seen_of(weight, inputs, wanted):
 
     read = [
         reading("fc0", "output", rows(outputs.T)),
-        reading("fc0.weight", "parameter", rows(weight)),
         reading("fc0.weight", "parameter_before", rows(weight)),
         reading("fc0.weight", "parameter_grad", rows(gradient)),
     ]

@@ -195,7 +195,7 @@ def sized(*sizes: float, begin: float = 0.1):
 
     def change(step):
         size = begin * sizes[min(step // 10, len(sizes) - 1)]
-        return {(w, "parameter"): exactly(w, "parameter", size) for w in WEIGHTS}
+        return {(w, "parameter_before"): exactly(w, "parameter_before", size) for w in WEIGHTS}
 
     return change
 
@@ -240,8 +240,8 @@ def test_one_layer_that_has_grown_is_no_growth_of_the_model():
 
 def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now():
     # Behind 256 looks only every second one is a column.
-    grown = {(w, "parameter"): exactly(w, "parameter", 9.0) for w in WEIGHTS}
-    usual = {(w, "parameter"): exactly(w, "parameter", 0.1) for w in WEIGHTS}
+    grown = {(w, "parameter_before"): exactly(w, "parameter_before", 9.0) for w in WEIGHTS}
+    usual = {(w, "parameter_before"): exactly(w, "parameter_before", 0.1) for w in WEIGHTS}
     made = training(260, lambda step: grown if step == 259 else usual, losses=stuck(260))
     run = seen(made)
     assert run.course_steps[-1] < 259
@@ -350,10 +350,10 @@ def test_weights_that_stop_in_the_last_quarter_are_at_the_end_of_their_schedule(
 
 def stopping(steps, moving, rates, frozen):
     """A healthy training whose weights are the same from a step on, with what the optimizer does there."""
-    sites = [Site(name, "parameter") for name in WEIGHTS]
+    sites = [Site(name, "parameter_before") for name in WEIGHTS]
     for look in training(steps):
         at = min(look.step, moving - 1)
-        readings = {site: exactly(site.name, "parameter", 0.1 + 1e-4 * at) for site in sites}
+        readings = {site: exactly(site.name, "parameter_before", 0.1 + 1e-4 * at) for site in sites}
         is_over = look.step >= moving
         updates = {Site(n, "parameter_update"): exactly(n, "parameter_update", 0.0) for n in WEIGHTS if is_over}
         stepped = {name: Stepped("SGD", rate, False) for name in WEIGHTS for rate in rates}

@@ -48,7 +48,6 @@ def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
         for name in layer.weights
         for one in (
             of(name, "parameter_grad", 0.01),
-            of(name, "parameter_before", 0.1),
             _weight(name),
             of(name, "parameter_update", 1e-4),
         )
@@ -65,7 +64,7 @@ def _variant(names: tuple[str, ...], number: int) -> list[Reading]:
 @cache
 def _weight(name: str) -> Reading:
     """The same at each look: what rules read of a move is `parameter_update`."""
-    return of(name, "parameter", 0.1)
+    return of(name, "parameter_before", 0.1)
 
 
 def of(name: str, role: Role, deviation: float, mean: float = 0.0, channels: int = 8) -> Reading:

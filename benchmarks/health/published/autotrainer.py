@@ -53,7 +53,7 @@ def autotrainer(trace: Trace) -> list[Alarm]:
 
 def _is_nan(trace: Trace, look: Look, end: int) -> bool:
     losses = [*trace.losses[:end], *(loss for step, loss, _ in trace.held_out if step <= end)]
-    weights = any(has_nonfinite(r) for role in ("parameter", "parameter_grad") for _, r in of_role(look, role))
+    weights = any(has_nonfinite(r) for role in ("parameter_before", "parameter_grad") for _, r in of_role(look, role))
     return weights or any(not math.isfinite(loss) for loss in losses) or losses[-1] >= 1e5
 
 

@@ -79,8 +79,7 @@ def _gradients(trace: Trace, look: Look, sizes: dict[str, list[float]]) -> Itera
 def _updates(trace: Trace, look: Look) -> Iterator[Alarm]:
     for layer, name in matrices(trace.layers):
         update, before = look.of(name, "parameter_update"), look.of(name, "parameter_before")
-        after = look.of(name, "parameter")
-        if after is not None and update is None:
+        if before is not None and update is None:
             yield alarm("untrained weight", layer, look.step, "not_updated no_gradient")
         if update is None or before is None or not before.moments.abs_mean:
             continue

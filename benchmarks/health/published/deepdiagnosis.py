@@ -77,11 +77,11 @@ def _analysis(trace: Trace, look: Look) -> str:
     if first is not None and (first.moments.min < -1 or first.moments.max > 1) and first.moments.max > 10:
         return "input_scale"
     for _, name in matrices(trace.layers):
-        weight = look.of(name, "parameter")
+        weight = look.of(name, "parameter_before")
         if weight is not None and not 1e-5 <= variance(weight) <= 10:
             return "activation_scale symmetric_units"
     for _, name in matrices(trace.layers):
-        weight, gradient = look.of(name, "parameter"), look.of(name, "parameter_grad")
+        weight, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if weight is None or gradient is None or name not in look.stepped or not l2(weight):
             continue
         ratio = look.stepped[name].rate * l2(gradient) / l2(weight)

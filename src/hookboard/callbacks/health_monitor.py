@@ -21,7 +21,16 @@ from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
-from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.look import (
+    MEASURED_UPDATES_MAX,
+    MEASURED_VALUES_MAX,
+    Apart,
+    Look,
+    Loss,
+    NeedsHistogram,
+    Stepped,
+    every_unit,
+)
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
@@ -63,13 +72,14 @@ Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
 
-def some_units(weight: Tensor) -> Tensor:
-    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a vector or a subclass as it is.
+def some_units(weight: Tensor, role: Role = "parameter_before") -> Tensor:
+    """Return every k-th unit of a large weight, or of its gradient or update; a vector or a subclass as it is.
 
-    >>> some_units(torch.zeros(1000, 200)).shape
-    torch.Size([250, 200])
+    >>> some_units(torch.zeros(1000, 200)).shape, some_units(torch.zeros(1000, 200), "parameter_update").shape
+    (torch.Size([250, 200]), torch.Size([77, 200]))
     """
-    every = every_unit(weight.shape) if weight.numel() > MEASURED_VALUES_MAX else 1
+    most = MEASURED_UPDATES_MAX if role == "parameter_update" else MEASURED_VALUES_MAX
+    every = every_unit(weight.shape, most) if weight.numel() > most else 1
     # A DTensor would have to ask the other ranks for a slice, and other subclasses may not let themselves be cut.
     if every == 1 or type(weight) not in (Tensor, nn.Parameter):
         return weight
@@ -190,14 +200,14 @@ class HealthState(MeasurementState):
 class HealthMonitor(SiteLogger[HealthState]):
     """Reports what is wrong during training, in which layer, since when, why, and what to try first.
 
-    It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the outputs of
-    all layers, their gradients, the parameters and their updates, applies its rules, and keeps their verdicts in
+    It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the parameters,
+    the outputs of all layers, their gradients and the updates, applies its rules, and keeps their verdicts in
     `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
     over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
     Everything is measured whole, with two exceptions: of a weight with more than 65,536 values, only every k-th unit,
-    at most about as many values; and of an output with more than 1024 units, rules that judge single units see only
-    every k-th.
+    at most about as many values (of its update 16,384); and of an output with more than 1024 units, rules that judge
+    single units see only every k-th.
 
     An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
 
@@ -292,7 +302,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         return rules_of(self.rules, RULES)
 
     def _roles(self) -> list[Role]:
-        of_weights: list[Role] = ["parameter", "parameter_grad", "parameter_update"]
+        of_weights: list[Role] = ["parameter_before", "parameter_grad", "parameter_update"]
         return ["output", "grad_output", *ATTENTION_ROLES, *of_weights]
 
     def _stages(self, loop: Loop) -> list[Stage]:

@@ -26,7 +26,7 @@ class MeasurementState(StageState):
         attention: measures attention; None where no role asks for it.
         roles: which tensors are measured.
         weights: the watched weights by name.
-        before: during a due step, copies of the weights before the optimizers stepped.
+        before: during a due step, what is known of the weights before the optimizers stepped.
         has_logged: whether anything was logged in this stage.
         loss_scale: reads the scale of the GradScaler; None without one.
         news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.

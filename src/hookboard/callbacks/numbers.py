@@ -178,12 +178,12 @@ class SiteLogger(HookboardCallback[V]):
             measure_gradients(state.table, optimizer, state.weights)
         state.table.scale = None
         if "parameter_update" in state.roles:
-            state.before.keep(optimizer, state.weights, state.table.part)
+            state.before.keep(optimizer, state.weights, state.table)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
             if state.weights:
-                measure_weights(state.table, state.weights, state.before.copies, state.roles)
+                measure_weights(state.table, state.weights, state.before, state.roles)
                 state.before.clear()
             self._log(loop, state)
 

@@ -1,7 +1,7 @@
 """`apart`: compares weights that should be alike on all ranks, bit for bit."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import is_left_to_ranks
-from hookboard.callbacks.weights import Part
 from hookboard.health.look import Apart
 from hookboard.measure.memory import is_plain
 
@@ -32,7 +31,9 @@ class Compared(NamedTuple):
     layout: str
 
 
-def checksums(weights: Mapping[str, nn.Parameter], part: Part, *, is_gradient: bool) -> dict[Compared, Tensor]:
+def checksums(
+    weights: Mapping[str, nn.Parameter], part: Callable[[Tensor], Tensor], *, is_gradient: bool
+) -> dict[Compared, Tensor]:
     """Return a checksum and the RMS of these weights, or of their gradients; shape (2,), float64, on their device.
 
     Args:

@@ -1,7 +1,6 @@
 """Measures weights around an optimizer step: their gradients, values and updates."""
 
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -13,14 +12,8 @@ from hookboard.measure.table import Table
 from hookboard.model.parameters import stepped_by
 from hookboard.model.sites import Role, Site
 
-Part = Callable[[Tensor], Tensor]
-"""Returns the part of a weight, or of its gradient, that is measured."""
-
 MOST_COPIED_BYTES = 1 << 29
 """Maximum total size in bytes of the weights that are copied before a step (a choice)."""
-
-_site = functools.lru_cache(maxsize=1 << 14)(Site)
-"""`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
 
 def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
@@ -32,31 +25,34 @@ def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, 
         weights: the watched weights by name.
     """
     gradients = {name: weight.grad for name, weight in stepped_by(optimizer, weights).items()}
-    table.observe_all([(_site(name, "parameter_grad"), g, None) for name, g in gradients.items() if g is not None])
+    table.observe_all([(Site(name, "parameter_grad"), g, None) for name, g in gradients.items() if g is not None])
 
 
 class WeightsBefore:
-    """Copies of weights from before the optimizer step, of at most `MOST_COPIED_BYTES` in all.
+    """The weights before the optimizer step: measures them, and copies what is measured of their updates.
 
     Attributes:
-        copies: those of the running step by name, of the weights that an optimizer is about to update.
+        measured: the weights that were measured in the running step. If optimizers step several times in one batch, the
+            first step counts.
+        copies: by name, copies of what is measured of their updates, of at most `MOST_COPIED_BYTES` in all.
         skipped: the weights for which there was no room.
     """
 
     def __init__(self) -> None:
+        self.measured: set[str] = set()
         self.copies: dict[str, Tensor] = {}
         self.skipped: dict[str, None] = {}
         self._bytes = 0
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], part: Part) -> None:
-        """Add copies of the weights that this optimizer is about to update to `copies`; of each weight only `part`."""
+    def keep(self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], table: Table) -> None:
+        """Measure the weights that this optimizer is about to update under `parameter_before`, and copy their parts."""
+        new = {name: one for name, one in stepped_by(optimizer, weights).items() if name not in self.measured}
+        self.measured |= new.keys()
+        table.observe_all([(Site(name, "parameter_before"), weight, None) for name, weight in new.items()])
         plain: dict[str, Tensor] = {}
-        for name, weight in stepped_by(optimizer, weights).items():
-            # If optimizers step several times in one batch, the first step counts.
-            if name in self.copies:
-                continue
-            now = part(weight).detach()
+        for name, weight in new.items():
+            now = table.part(weight, "parameter_update").detach()
             # The same on every rank, so that all skip the same weights.
             size = now.numel() * now.element_size() // (now.device_mesh.size() if isinstance(now, DTensor) else 1)
             if self._bytes + size > MOST_COPIED_BYTES:
@@ -75,28 +71,27 @@ class WeightsBefore:
         # On the CPU fresh memory costs more than the copy; other devices have an allocator for that.
         self._spare = {name: copy for name, copy in self.copies.items() if is_plain(copy) and copy.is_cpu}
         self.copies, self._bytes = {}, 0
+        self.measured.clear()
 
 
 def measure_weights(
-    table: Table, weights: Mapping[str, nn.Parameter], before: Mapping[str, Tensor], roles: Collection[Role]
+    table: Table, weights: Mapping[str, nn.Parameter], before: WeightsBefore, roles: Collection[Role]
 ) -> None:
-    """Measure the weights after the steps of all optimizers, and their updates.
-
-    With the role `parameter_update`, a weight that was copied is measured under `parameter_before` too.
+    """Measure the updates of the weights, and the weights themselves, after the steps of all optimizers.
 
     Args:
         table: measures the tensors.
         weights: the watched weights by name.
-        before: copies of the weights from before the steps, by name; of the part that the table measures.
-        roles: `parameter`, and `parameter_update` for the updates.
+        before: what is known of them from before the steps.
+        roles: `parameter` for the weights after the steps; `parameter_before` for those that no optimizer has stepped,
+            of which that is the same; and `parameter_update` for the updates.
     """
-    if not {"parameter", "parameter_update"}.intersection(roles):
-        return
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
         if "parameter" in roles:
-            given.append((_site(name, "parameter"), weight, None))
-        if name in before:
-            given.append((_site(name, "parameter_before"), before[name], None))
-            given.append((_site(name, "parameter_update"), weight, before[name]))
+            given.append((Site(name, "parameter"), weight, None))
+        if "parameter_before" in roles and name not in before.measured:
+            given.append((Site(name, "parameter_before"), weight, None))
+        if name in before.copies:
+            given.append((Site(name, "parameter_update"), weight, before.copies[name]))
     table.observe_all(given)

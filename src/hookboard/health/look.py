@@ -101,9 +101,9 @@ class Look:
     Args:
         batch_idx: the index of its batch; 0 for an evaluation.
         readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
-            outputs, parameters (after the step), and `input` of the layers that take the batch; of weights that an
-            optimizer steps also `parameter_grad`, `parameter_before` and `parameter_update`. In an evaluation: outputs
-            alone. `abs_mean` is not measured: NaN.
+            outputs, `input` of the layers that take the batch, and weights as the step has used them
+            (`parameter_before`); of those that an optimizer steps also `parameter_grad` and `parameter_update`. In an
+            evaluation: outputs alone. `abs_mean` is not measured: NaN.
         losses: the losses of all steps since the look before, this step included, in order; of an evaluation its
             loss, if it is logged.
         stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
@@ -139,8 +139,12 @@ MEASURED_VALUES_MAX = 1 << 16
 cost does not grow with its size."""
 
 
-def every_unit(shape: Sequence[int]) -> int:
-    """Return k such that units 0, k, 2 * k ... of a weight hold at most `MEASURED_VALUES_MAX` values, or are one unit.
+MEASURED_UPDATES_MAX = 1 << 14
+"""`MEASURED_VALUES_MAX` for the update of a weight, of which no single units are judged."""
+
+
+def every_unit(shape: Sequence[int], most: int = MEASURED_VALUES_MAX) -> int:
+    """Return k such that units 0, k, 2 * k ... of a weight hold at most this many values, or are one unit.
 
     It is 1 for small weights, and for any shape of fewer than two dimensions. It is a multiple of `channel_stride` of
     as many units: of each unit whose weights are measured, the outputs are measured too, and rules compare the two.
@@ -150,7 +154,7 @@ def every_unit(shape: Sequence[int]) -> int:
     """
     if len(shape) < 2:
         return 1
-    of_outputs, units = channel_stride(shape[0]), max(1, MEASURED_VALUES_MAX // max(1, math.prod(shape[1:])))
+    of_outputs, units = channel_stride(shape[0]), max(1, most // max(1, math.prod(shape[1:])))
     return of_outputs * max(1, -(-shape[0] // (units * of_outputs)))
 
 

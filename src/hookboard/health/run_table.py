@@ -41,7 +41,7 @@ COURSE_COLUMNS = 256
 ROLES_OF_LAYERS: tuple[Role, ...] = ("output", "grad_output")
 """The roles whose moments are arrays over the layers, see `LookArrays.rows`."""
 
-ROLES_OF_WEIGHTS: tuple[Role, ...] = ("parameter", "parameter_grad", "parameter_before", "parameter_update")
+ROLES_OF_WEIGHTS: tuple[Role, ...] = ("parameter_before", "parameter_grad", "parameter_update")
 """The roles whose moments are arrays over the weights."""
 
 _ROW_OF = {quantity: row for row, quantity in enumerate(QUANTITIES)}
@@ -164,9 +164,9 @@ class LayerArrays:
             zip((*ROLES_OF_LAYERS, *ROLES_OF_WEIGHTS), map(slice, [0, *ends], ends), strict=False)
         )
         """Role -> its part of the result of `rows_in`."""
-        self.cells = (self.owner + of_layers * np.arange(len(ROLES_OF_WEIGHTS))[:, None]).ravel()
-        """For each role in `ROLES_OF_WEIGHTS` and each weight: the index of the weight's layer in a flattened array of
-        shape (roles, layers); shape (roles * weights,). For sums per role and layer by `np.bincount`."""
+        self.cells = (self.owner + of_layers * np.arange(4)[:, None]).ravel()
+        """For each of four rows and each weight: the index of the weight's layer in a flattened array of shape
+        (4, layers); shape (4 * weights,). For sums by row and layer with `np.bincount`, see `_rms_of_layers`."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
         self._rows_in: tuple[Places, np.ndarray] | None = None
 
@@ -223,8 +223,8 @@ class LookArrays:
 
     @functools.cached_property
     def weights(self) -> "Units":
-        """The statistics of each unit (first dimension) of all weights, after the step."""
-        return Units(self.look.readings, self._rows_in_look[self.layers.parts["parameter"]])
+        """The statistics of each unit (first dimension) of all weights."""
+        return Units(self.look.readings, self._rows_in_look[self.layers.parts["parameter_before"]])
 
     def channels(self, layer: int) -> np.ndarray | None:
         """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels."""
@@ -237,10 +237,9 @@ class LookArrays:
 
         Only weights with two or more dimensions count; in a layer without such weights, all count.
         """
-        table, before, after = self.layers, self.rows["parameter_before"], self.rows["parameter"]
+        table, rms = self.layers, self.rows["parameter_before"].rms
         is_matrix, layers = ~np.isnan(table.inputs), len(table.names)
         counts = is_matrix | (np.bincount(table.owner, is_matrix, layers) == 0)[table.owner]
-        rms = np.where(before.is_there, before.rms, after.rms)
         known, others = (np.bincount(table.owner, counts & part, layers) for part in (rms >= 0, rms > 0))
         return np.asarray((known > 0) & (others == 0))
 
@@ -335,16 +334,22 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rms_of_layers(look: LookArrays) -> np.ndarray:
-    """Return the RMS over all weights of each layer, shape (len(`ROLES_OF_WEIGHTS`), layers); NaN if it has none."""
-    layers, rows = look.layers, [look.rows[role] for role in ROLES_OF_WEIGHTS]
+    """Return RMS over the weights of each layer: of all, of gradients, of those that were updated, of their updates.
+
+    Shape (4, layers); NaN if a layer has none.
+    """
+    layers, (weights, gradients, updates) = look.layers, (look.rows[role] for role in ROLES_OF_WEIGHTS)
+    rows = weights, gradients, weights, updates
     rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
-    count[ROLES_OF_WEIGHTS.index("parameter_before")] *= look.rows["parameter_update"].is_there
+    # An update is measured at fewer elements than its weight, and all count for as many.
+    count[2:] = weights.count * updates.is_there
+    count[3] *= updates.count > 0
     if look.look.factors:  # one begins at 0: their own steps tell no rate
-        count[ROLES_OF_WEIGHTS.index("parameter_before") :] *= ~np.isin(layers.weights, [*look.look.factors])
+        count[2:] *= ~np.isin(layers.weights, [*look.look.factors])
     squares = np.where(count > 0, rms * rms * count, 0.0)
-    cells = len(ROLES_OF_WEIGHTS) * len(layers.names)
+    cells = len(rows) * len(layers.names)
     sums = [np.bincount(layers.cells, part.ravel(), cells) for part in (squares, count)]
-    return np.sqrt(sums[0] / sums[1]).reshape(len(ROLES_OF_WEIGHTS), -1)
+    return np.sqrt(sums[0] / sums[1]).reshape(len(rows), -1)
 
 
 def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:

@@ -243,7 +243,7 @@ class ChannelDims:
             return features if tensor.dim() >= 2 and tensor.dtype.is_floating_point else None
         if site.role in OF_PARTS:
             return 0
-        if tensor.dim() < 2 or traits.moments_only:
+        if tensor.dim() < 2 or site.role == "parameter_update":
             return None
         if traits.of_parameter:
             return 0  # the unit whose weights these are

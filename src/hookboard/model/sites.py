@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 AttentionRole = Literal["attention_logit", "attention_entropy"]
 PartRole = Literal[AttentionRole, "expert_tokens"]
@@ -57,8 +57,7 @@ OF_PARTS: tuple[Role, ...] = get_args(PartRole)
 """Roles whose tensors have in their first dimension the parts that are measured: heads, or experts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """One tensor slot that is watched.
 
     Args:
@@ -70,7 +69,7 @@ class Site:
 
     name: str
     role: Role
-    index: str = ""
+    index: str = ""  # type: ignore[assignment]  # which hides a method of tuples that nobody needs here
 
     @property
     def path(self) -> str:

@@ -121,7 +121,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
     is_harm = not run.losses.is_finite or any(
         reading.moments.nonfinite
         for site, reading in run.now.readings.items()
-        if site.role in ("parameter", "parameter_grad", "parameter_update")
+        if site.role in ("parameter_before", "parameter_grad", "parameter_update")
     )
     severity: Severity = "alarm" if is_harm else "note"
     evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
@@ -134,7 +134,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
 def _first_place(run: Run, look: Look) -> Origin | None:
     """Return where a look has the first bad values, in the order in which a step computes; None if nowhere.
 
-    The order is: weights before the step, outputs, loss, gradients, weights after the step.
+    The order is: weights before the step, outputs, loss, gradients, updates of the weights.
     """
     for layer in run.layers:
         before = [look.of(name, "parameter_before") for name in layer.weights]
@@ -191,9 +191,9 @@ def _in_backward(run: Run, look: Look) -> Origin | None:
 def _in_optimizer(run: Run, look: Look) -> Origin | None:
     for layer in run.layers:
         for name in layer.weights:
-            after = look.of(name, "parameter")
-            if after is not None and _is_bad(after):
-                return Origin(layer.name, f"{_share(after)} of {name} after the optimizer step, with finite gradients")
+            update = look.of(name, "parameter_update")
+            if update is not None and _is_bad(update):
+                return Origin(layer.name, f"{_share(update)} of the update of {name}, with finite gradients")
     return None
 
 
@@ -276,7 +276,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Finding]:
     kinds = {}
     for layer in run.layers:
         for name in layer.weights:
-            parameter = look.of(name, "parameter")
+            parameter = look.of(name, "parameter_before")
             if parameter is not None and parameter.dtype in HALF_PRECISION_TYPES and look.stepped.get(name) is not None:
                 share = swallowed_share(look, name)
                 if look.stepped[name].rate and not math.isnan(share):
@@ -305,9 +305,11 @@ def swallowed_share(look: Look, name: str) -> float:
     update, gradient = look.of(name, "parameter_update"), look.of(name, "parameter_grad")
     if update is None or gradient is None:
         return math.nan
-    count = gradient.moments.count - gradient.moments.zeros
-    still = update.moments.zeros - gradient.moments.zeros
-    return min(max(still / count, 0.0), 1.0) if count > 0 else math.nan
+    if not (update.moments.count and gradient.moments.count):
+        return math.nan
+    # Of a large weight, the update is measured at fewer elements than the gradient.
+    still, without = (one.moments.zeros / one.moments.count for one in (update, gradient))
+    return min(max((still - without) / (1 - without), 0.0), 1.0) if without < 1 else math.nan
 
 
 def _underflow_share(reading: Reading) -> float:

@@ -406,10 +406,7 @@ def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
 
 def _began(run: Run, layer: Layer) -> tuple[float, ...]:
     """Return the RMS of each weight of a layer before the first step, to four digits."""
-    found = (
-        run.first and (run.first.of(name, "parameter_before") or run.first.of(name, "parameter"))
-        for name in layer.weights
-    )
+    found = (run.first and run.first.of(name, "parameter_before") for name in layer.weights)
     return tuple(float(f"{one.moments.rms:.4g}") if one else math.nan for one in found)
 
 
@@ -443,7 +440,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         return f"{NO_RATE}, while other rates go up to {max(others):.2g}" if others and was_zero else ""
     if is_done(run, layer) or all(is_at_end_of_schedule(run, name) for name in weights):
         return ""
-    parameter = look.of(weights[0], "parameter")
+    parameter = look.of(weights[0], "parameter_before")
     kind = "" if parameter is None or parameter.dtype is None else f" {str(parameter.dtype).removeprefix('torch.')}"
     return f"a step at a learning rate of {max(rates):.2g} leaves the{kind} weights unchanged"
 

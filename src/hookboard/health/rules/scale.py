@@ -23,7 +23,6 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
-from hookboard.model.sites import Role
 
 GAIN_SHARE_LOST = 0.2
 """Share of their initial size to which gains must fall. In healthy runs of the benchmark's tuning half 0.64 is left of
@@ -220,9 +219,7 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     if not FEW_LAYERS_MIN <= len(layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
     first = run.first or run.now
-    gains = [
-        median_of([weight_gain(first, layer, name, "parameter_before") for name in layer.weights]) for layer in layers
-    ]
+    gains = [median_of([weight_gain(first, layer, name) for name in layer.weights]) for layer in layers]
     output = first.of(layers[-1].name, "output")
     if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
         return
@@ -239,7 +236,7 @@ def _recurrent(run: Run) -> Iterator[Finding]:
     for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS)).tolist():
         layer = run.layers[place]
         names = [name for name in layer.weights if "weight_hh" in name]
-        norm = max((_norm(run.now, layer, name, "parameter") for name in names), default=0.0)
+        norm = max((_norm(run.now, layer, name) for name in names), default=0.0)
         if norm < RECURRENT_NORM_MAX:
             yield from _blown_up(run, layer)
             continue
@@ -248,11 +245,7 @@ def _recurrent(run: Run) -> Iterator[Finding]:
             f"with each time step{harm_of(run)}."
         )
         advice = f"Initialize the recurrent weights as orthogonal matrices{clip_too(run, ', and clip gradients')}."
-        first = run.first or run.now
-        began = max(_norm(first, layer, name, "parameter_before") for name in names)
-        # What the first step did is not there since the start.
-        since = first.step + 1 if run.seen == 1 and began < RECURRENT_NORM_MAX else None
-        yield Finding(layer.name, evidence, advice, severity_of(run), size=norm, since=since)
+        yield Finding(layer.name, evidence, advice, severity_of(run), size=norm)
 
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
@@ -276,8 +269,8 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
     yield Finding(layer.name, evidence, advice, severity_of(run), size=math.log10(output.moments.rms / usual))
 
 
-def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
-    gain = weight_gain(look, layer, name, role)
+def _norm(look: Look, layer: Layer, name: str) -> float:
+    gain = weight_gain(look, layer, name)
     return 0.0 if math.isnan(gain) else 10**gain
 
 

@@ -14,7 +14,6 @@ from hookboard.health.rule import Severity
 from hookboard.health.run import Run
 from hookboard.measure.readings import Reading
 from hookboard.model.layers import Kind, Layer
-from hookboard.model.sites import Role
 
 WHOLE_MODEL_SHARE = 0.8
 """What holds for this share of the layers is reported once, for the whole model (a choice)."""
@@ -60,7 +59,8 @@ def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
 
 def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
     """Return the statistics of every k-th unit of a layer's first weight that has them all; None if none has."""
-    rows = (unit_rows(run.now.of(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights)
+    read = ((run.now.of(name, "parameter_before"), layer.shapes.get(name)) for name in layer.weights)
+    rows = (unit_rows(reading, shape, width, every) for reading, shape in read)
     return next((part for part in rows if part is not None), None)
 
 
@@ -215,7 +215,7 @@ DONE_GRADIENT_SHARE = 1e-4
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
     """Return True if a weight has changed between the kept looks; `unknown` if fewer than two of them measured it."""
-    readings = [look.of(weight, "parameter") for look in run.looks]
+    readings = [look.of(weight, "parameter_before") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
     return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
 
@@ -235,7 +235,7 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
     A large embedding that was measured only in part is left out: the tokens of the batch may be in the other part.
     """
     # Of an optimizer that has its turn at other steps, nothing was measured at this one.
-    names = (name for name in layer.stepped if name in look.stepped and look.of(name, "parameter_before") is not None)
+    names = (name for name in layer.stepped if name in look.stepped and look.of(name, "parameter_update") is not None)
     stepped = [name for name in names if 0 not in layer.shapes.get(name, ())]
     if layer.kind != "embedding":
         return stepped
@@ -243,7 +243,7 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
 
 
 def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
-    reading = look.of(name, "parameter")
+    reading = look.of(name, "parameter_update")
     return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
 
 
@@ -332,7 +332,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 def _weight_gains(run: Run) -> np.ndarray:
     """Return `weight_gain` of the first matrix of each layer, shape (layers,); NaN for layers without one."""
-    rms, table = run.latest.rows["parameter"].rms, run.arrays
+    rms, table = run.latest.rows["parameter_before"].rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
     gains = np.full(len(table.names), np.nan)
@@ -340,12 +340,12 @@ def _weight_gains(run: Run) -> np.ndarray:
     return gains
 
 
-def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
+def weight_gain(look: Look, layer: Layer, name: str) -> float:
     """Return log10 of (RMS of a weight * root of the number of inputs of a unit); NaN if unknown or not a matrix.
 
     10 to the power of this is the factor by which the weight scales the RMS of an input of independent values.
     """
-    reading, shape = look.of(name, role), layer.shapes[name]
+    reading, shape = look.of(name, "parameter_before"), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))

@@ -172,7 +172,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
     for name in layer.weights:
-        bias = run.now.of(name, "parameter")
+        bias = run.now.of(name, "parameter_before")
         if len(layer.shapes[name]) > 1 or bias is None or not bias.moments.count:
             continue
         if bias.moments.min <= GATE_BIAS_SHUT and bias.moments.mean <= GATE_BIAS_MEAN_NOTE:

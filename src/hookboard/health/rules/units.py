@@ -453,7 +453,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
 
 def _in_layer(run: Run, layer: Layer) -> Finding | None:
     for name in sorted(layer.trainable):
-        weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
+        weight, gradient = run.now.of(name, "parameter_before"), run.now.of(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
         if layer.kind not in UNIT_KINDS and sum(size > 1 for size in layer.shapes.get(name, ())) == 1:
@@ -507,7 +507,7 @@ def _parted(look: Look, name: str) -> float:
 
     It is the standard deviation of the units' means over that of independent random units, RMS / sqrt(elements).
     """
-    weight = look.of(name, "parameter")
+    weight = look.of(name, "parameter_before")
     if weight is None or weight.channels is None or not weight.moments.rms > 0:
         return math.nan
     means, counts = weight.channels[:, _MEAN], weight.channels[:, _COUNT]
