@@ -25,9 +25,9 @@ from benchmarks.wild.environment import DEFAULT_FOLDER, START, install, is_insta
 FAULTS = {
     "rate": ("update_too_large",),
     "targets": ("targets", "input_scale", "initial_loss"),
-    "loss": ("loss_input", "loss_shape", "output_range", "targets", "unbounded_loss"),
+    "loss": ("loss_input", "loss_shape", "output_range", "targets"),
     "dropout": ("dropout",),
-    "frozen": ("frozen", "not_updated", "not_in_optimizer"),
+    "frozen": ("not_updated", "not_in_optimizer"),
 }
 """A kind of fault, and the rules that name it: the first alarm must be one of theirs, or its advice one of `WORDS`."""
 

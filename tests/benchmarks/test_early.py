@@ -66,8 +66,8 @@ def row(kind, doubles, *said):
 
 
 def test_steps_ahead_are_counted_from_the_first_verdict_that_warns():
-    assert ahead(row("rate", 100, ("frozen", 10, False), ("spike", 60, True), ("spike", 80, True)), "default") == 40
-    assert ahead(row("rate", 100, ("frozen", 10, False)), "default") is None
+    assert ahead(row("rate", 100, ("adapters", 10, False), ("spike", 60, True), ("spike", 80, True)), "default") == 40
+    assert ahead(row("rate", 100, ("adapters", 10, False)), "default") is None
     assert first_warning(row("healthy", None, ("spike", 60, True)), "default", ["alarm"]) is None
 
 

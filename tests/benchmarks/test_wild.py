@@ -43,14 +43,14 @@ def test_every_script_is_in_the_catalogue_once():
 
 def row(name, *alarms, fault="", learned=True, advice=""):
     said = [{"severity": "alarm", "rule": rule, "module": "", "advice": advice} for rule in alarms]
-    verdicts = [{"severity": "note", "rule": "frozen", "module": "", "advice": ""}, *said]
+    verdicts = [{"severity": "note", "rule": "not_updated", "module": "", "advice": ""}, *said]
     error = {"error": "", "loss": [1.0, 0.5], "identical": True}
     return {"name": name, "variant": "", "fault": fault, "learned": learned, "verdicts": verdicts, **error}
 
 
 def test_a_fault_is_named_by_its_rule_or_in_the_advice_of_the_first_alarm():
     assert is_named(row("a", "update_too_large", "collapsed", fault="rate"))
-    assert is_named(row("a", "weight_decay", fault="rate", advice="Lower the learning rate: it multiplies the decay."))
+    assert is_named(row("a", "not_learning", fault="rate", advice="Lower the learning rate, or warm it up from 0."))
     assert not is_named(row("a", "collapsed", "update_too_large", fault="rate"))
     assert not is_named(row("a", fault="frozen"))  # a note does not name it
 

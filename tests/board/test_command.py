@@ -200,11 +200,11 @@ def test_runs_are_listed_with_the_worst_first(command):
 
 
 def test_below_a_run_stand_the_rules_of_its_alarms_and_notes(command, tmp_path):
-    rules = [("alarm", "odd"), ("alarm", "spike"), ("alarm", "odd"), ("note", "frozen")]
+    rules = [("alarm", "odd"), ("alarm", "spike"), ("alarm", "odd"), ("note", "adapters")]
     judged(tmp_path / "run", [Verdict(kind, rule, "a", 0, None, "It is.", "Look.") for kind, rule in rules])
     judged(tmp_path / "well", [])
     _, shown, _ = command("runs", tmp_path)
-    assert [shown[2].strip(), len(shown)] == ["alarm: odd (2), spike; note: frozen", 4]
+    assert [shown[2].strip(), len(shown)] == ["alarm: odd (2), spike; note: adapters", 4]
 
 
 def test_what_a_terminal_would_act_upon_is_not_printed(command, tmp_path):

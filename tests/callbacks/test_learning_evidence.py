@@ -113,7 +113,7 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
     net[0].bias.data.fill_(1.0)
     model = Course(net, nn.functional.mse_loss, rate=1e-3)
     # That answer is known where the first step is read, as a rule on it asks for.
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "unbounded_loss"])
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "dropout"])
     fit(tmp_path, model, data, monitor)
     evidence = monitor.verdicts[0].evidence
     end, start, constant = numbers(
@@ -159,7 +159,7 @@ def test_the_rate_that_is_advised_where_sgd_makes_the_loss_grow(tmp_path, count,
     model, data, highest = diverging(count, rate)
     model.optimizer = functools.partial(torch.optim.SGD, **options)
     # The best constant answer is known where the first step is read, as a rule on it asks for.
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=[rule, "unbounded_loss"])
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=[rule, "dropout"])
     fit(tmp_path, model, data, monitor)
     (verdict,) = [one for one in monitor.verdicts if one.rule == rule]
     to, steps, growth = told_rate(verdict)
@@ -194,7 +194,7 @@ def test_no_rate_is_advised_where_the_rate_changes(tmp_path, factor, every):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     model.configure_optimizers = with_schedule
-    monitor, heard = HealthMonitor(every_n_steps=every, rules=["nonfinite", "unbounded_loss"]), []
+    monitor, heard = HealthMonitor(every_n_steps=every, rules=["nonfinite", "dropout"]), []
     ends = model.on_train_batch_end
 
     def hear(*args):
@@ -210,7 +210,7 @@ def test_no_rate_is_advised_where_the_rate_changes(tmp_path, factor, every):
 def test_no_rate_is_advised_where_adam_makes_the_loss_grow(tmp_path):
     model, data, _ = diverging(60, 1e4)
     model.optimizer = torch.optim.Adam
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "unbounded_loss"])
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "dropout"])
     fit(tmp_path, model, data, monitor)
     assert [one for one in monitor.verdicts if "to about" in one.advice] == []
 
@@ -221,7 +221,7 @@ def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     net = sized(linear(8, 2))
     net[0].weight.data *= 30
     model = Course(net, nn.functional.mse_loss, rate=1e-9)
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "dropout"])
     fit(tmp_path, model, data, monitor)
     told = numbers(
         "the first loss was #, while the best constant prediction gives #",
@@ -427,10 +427,19 @@ def test_where_the_loss_had_been_before_a_spike(tmp_path):
     assert (loss, usual) == (shortened(model.losses[99], 3), shortened(middle, 3))
 
 
+@pytest.mark.parametrize(("limit", "is_told"), [(None, True), (1.0, False)])
+def test_nobody_is_told_to_clip_gradients_after_a_spike_if_the_trainer_clips_them(tmp_path, limit, is_told):
+    data = classes()
+    data[99] = (1e3 * data[99][0], (data[99][1] + 1) % 3)
+    model = Recorded(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY, rate=1e-4)
+    verdict = verdict_of(tmp_path, model, data, "spike", gradient_clip_val=limit)
+    assert ("clip gradients" in verdict.advice) is is_told
+
+
 def test_where_the_loss_of_a_trained_classifier_rose_from_its_first(tmp_path):
-    model = Course(learned(classes(200)), rate=1e-3)
+    model = Course(learned(classes(200)), rate=1e-5)
     model.loss = lambda out, y: CROSS_ENTROPY(out * (0.09 if model.losses else 0.2), y)
-    evidence = said(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-4)
+    evidence = said(tmp_path, model, classes(), "update_too_small")
     first, now = numbers("the loss rose from # at the first step to #", evidence)
     assert (first, now) == (shortened(model.losses[0], 3), shortened(np.median(model.losses[-16:]), 3))
 
@@ -452,9 +461,9 @@ def test_large_steps_of_lbfgs_that_learns_are_well(tmp_path):
 
 
 def loss_of(tmp_path, pattern, loss, data=None, net=None):
-    """The numbers of a pattern in what `clipping` says of a training with this loss, and that training."""
-    model = Course(net or sized(linear(8, 3)), loss, rate=1e-3)
-    evidence = said(tmp_path, model, data or classes(200), "clipping", gradient_clip_val=1e-4)
+    """The numbers of a pattern in what `update_too_small` says of a training with this loss, and that training."""
+    model = Course(net or sized(linear(8, 3)), loss, rate=1e-5)
+    evidence = said(tmp_path, model, data or classes(200), "update_too_small")
     return numbers(pattern, evidence), model
 
 

@@ -12,7 +12,7 @@ from toys import loader, trainer
 
 from hookboard import HealthMonitor
 
-SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
+SGD = torch.optim.SGD
 
 
 def norms_of(model, count):
@@ -81,64 +81,6 @@ def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
     history, now = sizes[:, :-3], sizes[:, -1]  # the window of the monitor is 3 looks
     assert layers == 4
     assert grew == shortened(10 ** np.median(np.log10(now / np.median(history, axis=1))))
-
-
-# What holds steps back
-
-
-def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
-    model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
-    verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
-    limit, least, most, looks, left = numbers(
-        "clipped to a norm of #, while their norm was # to # at the last # measurements, so only a fraction of # is "
-        "left",
-        verdict.evidence,
-    )
-    norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
-    at_looks = np.array(norms)[looks_of(STEPS)][-int(looks) :]
-    assert limit == 1e-3
-    assert (least, most) == (shortened(at_looks.min()), shortened(at_looks.max()))
-    assert left == shortened(1e-3 / np.median(at_looks), 1)
-    assert numbers("set gradient_clip_val to about #", verdict.advice) == [shortened(np.median(at_looks), 1)]
-
-
-def test_the_rate_that_a_usual_decay_is_multiplied_by(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
-    for layer in (net[0], net[2]):
-        nn.init.normal_(layer.weight, std=1000)  # so large that a step of Adam moves them less than decay does
-    optimizer = lambda p, lr: AdamW(p, lr, weight_decay=5e-3)  # noqa: E731
-    verdict = verdict_of(
-        tmp_path, Recorded(net, CROSS_ENTROPY, rate=0.5, optimizer=optimizer), classes(), "weight_decay"
-    )
-    decay, rate = numbers("weight_decay=# is not high, but is scaled by the learning rate (#)", verdict.advice)
-    assert (decay, rate) == (5e-3, 0.5)
-
-
-def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: AdamW(p, lr, weight_decay=50.0))
-    share, moved = numbers(
-        "weight decay shrinks the weights by #% per step, while the whole step changes them by #%",
-        said(tmp_path, model, classes(), "weight_decay"),
-    )
-    ratios = [
-        rms(model.after[name] - model.before[name]) / rms(model.before[name])
-        for name in (f"net.{i}.weight" for i in (0, 2, 4))
-    ]
-    assert share == 100 * 1e-3 * 50
-    assert moved == shortened(100 * np.median(ratios), 3)
-
-
-def test_what_decay_adds_to_gradients(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: SGD(p, lr, weight_decay=2.0))
-    verdict = verdict_of(tmp_path, model, classes(), "weight_decay")
-    added, gradients = numbers("weight decay adds # to gradients of # (RMS", verdict.evidence)
-    (most,) = numbers("lower weight_decay to at most #, which adds a tenth of the gradient", verdict.advice)
-    names = [f"net.{i}.weight" for i in (0, 2, 4)]
-    sizes, grads = ([rms(part[name]) for name in names] for part in (model.before, model.grads))
-    assert (added, gradients) == (shortened(2 * np.median(sizes)), shortened(np.median(grads)))
-    assert most == shortened(np.median(grads) / np.median(sizes) / 10, 1)
 
 
 # Weights that do not move

@@ -50,7 +50,7 @@ def test_a_page_loads_nothing_from_another_host(site):
     ("word", "place"),
     [
         ("exclude", "health/#turn-things-off"),
-        ("freeze", "rules/#frozen"),
+        ("freeze", "setups/#lora-and-other-adapters"),
         ("attention head", "capture/#the-rules"),
         ("attention head", "pictures/#which-shapes"),
         ("resume", "setups/#resume-from-a-checkpoint"),

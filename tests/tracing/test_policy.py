@@ -108,5 +108,4 @@ def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
 @both
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_nothing_is_said_of_a_policy_whose_answers_are_told_apart(train, kl, tmp_path):
-    verdicts = train(tmp_path, Policy(variety, kl), list(answers(12))).verdicts
-    assert {one.rule for one in verdicts} <= {"frozen"}
+    assert train(tmp_path, Policy(variety, kl), list(answers(12))).verdicts == ()

@@ -106,14 +106,14 @@ def beta_small(s: Setup) -> Where:
     return WHOLE
 
 
-@plant("cnn resnet", "clipping update_too_small not_updated")
+@plant("cnn resnet", "update_too_small not_updated")
 def clipped(s: Setup) -> Where:
     """Gradients are clipped at a norm of 0.0001, which SGD then steps with."""
     s.trainer["gradient_clip_val"] = 1e-4
     return WHOLE
 
 
-@plant("mlp vit mixer", "weight_decay activation_scale vanishing_gradient update_too_large collapsed", onset=(0, 100))
+@plant("mlp vit mixer", "activation_scale vanishing_gradient update_too_large collapsed", onset=(0, 100))
 def decay_large(s: Setup) -> Where:
     """The weight decay takes 5 % of every weight in every step."""
     s.options["weight_decay"] = 0.05 / s.options["lr"]
