@@ -142,7 +142,7 @@ def cifar_net(activation: Callable[[], nn.Module], dropout: float) -> nn.Sequent
     fault="The negative log-likelihood gets the exponential of a log-softmax.",
     fix="The log-softmax itself.",
     port="102 blurred noises with more noise, of 24x24, in place of flowers; smaller layers; 300 steps.",
-    causes=("loss_input",),
+    causes=("loss_input", "unbounded_loss"),
 )
 def exponential_of_log_softmax(fixed: bool) -> Program:
     labels = torch.arange(1020) % 102

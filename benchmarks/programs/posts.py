@@ -190,7 +190,7 @@ def parabola(fixed: bool) -> Program:
     fix="Three outputs with a softmax and cross entropy.",
     port="Noisy stripes of three directions, 50x50, in place of photographs of 150x150; 200 steps of 610. The loss with"
     " logits, as torch's other one refuses a target of 2.",
-    causes=("targets", "output_range"),
+    causes=("targets", "unbounded_loss", "output_range"),
 )
 def damage(fixed: bool) -> Program:
     labels = torch.randint(3, (600,))

@@ -158,6 +158,8 @@ FAULTS = {
         lambda n, x, y: -(y * torch.log(f.softmax(n.single(x), dim=1)[:, 0] + 1e-6)).mean(),
     ),
     "a norm of one feature": ("no_influence", BY_REAL, lambda n, x, y: f.mse_loss(n.norm(n.single(x))[:, 0], y)),
+    "no square": ("unbounded_loss", BY_REAL, lambda n, x, y: (n.single(x)[:, 0] - y).mean()),
+    "no minus": ("unbounded_loss", BY_CLASS, lambda n, x, y: f.log_softmax(n(x), 1)[range(N), y].mean()),
 }
 
 NOTES = {

@@ -7,7 +7,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from toys import fit
 
 from hookboard import HealthMonitor, for_transformers, watch
@@ -74,6 +74,12 @@ class Broadcasts(Net):
 class DetachesItsFeatures(Net):
     def loss_of(self, x, labels):
         return cross_entropy(self.net[2](self.net[:2](x).detach()), labels)
+
+
+@fault("unbounded_loss", labels=REAL)
+class HasTheWrongSign(Net):
+    def loss_of(self, x, labels):
+        return -mse_loss(self.net(x)[:, 0], labels)
 
 
 @fault("not_in_optimizer")
@@ -231,7 +237,7 @@ def test_a_fault_is_found_in_each_loop_and_the_training_is_the_same(tmp_path, lo
     assert all(torch.equal(value, weights[name]) for name, value in expected.items())
     found = {verdict.rule: verdict for verdict in monitor.verdicts if verdict.rule in STEP}
     assert (rule in found) if rule else not found
-    if rule in ("loss_input", "loss_shape"):
+    if rule in ("loss_input", "loss_shape", "unbounded_loss"):
         assert "test_loops.py:" in found[rule].evidence
 
 

@@ -50,6 +50,10 @@ def _is_plain(run: Run) -> bool:
     return not _is_adaptive(run)
 
 
+def _falls_below_0(run: Run) -> bool:
+    return run.losses.lowest < min(0.0, run.losses.start)
+
+
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
 """Findings of the signal, forward and backward."""
 
@@ -94,6 +98,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("saturated", ("vanishing_gradient", "no_gradient"), "before"),
     Cause("precision", _STANDSTILL),
     # Seen in the loss: it falls without a bound, and takes everything along.
+    Cause("unbounded_loss", (*_LATER, "spike", "update_too_large", "nonfinite"), only_if=_falls_below_0),
     Cause(
         "not_learning",
         (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"),
@@ -121,7 +126,7 @@ CAUSES: tuple[Cause, ...] = (
 
 ORDER = tuple(
     """
-    not_in_optimizer adapters experts schedule future_leak eval_mode
+    not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
     dropout stale_gradients cut loss_shape no_influence loss_input batch_mixing
     output_range update_too_large targets input_scale initial_loss symmetric_units dead_units
     activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated

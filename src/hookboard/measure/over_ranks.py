@@ -36,9 +36,7 @@ class Agreement:
         self._ranks, self._plan = ranks, plan
         self._extents: dict[Site, Extent] = {}
 
-    def merged(
-        self, found: list[Measured], slots: dict[Site, Slot], flags: list[float]
-    ) -> tuple[list[Measured], list[float]]:
+    def merged(self, found: Measured, slots: dict[Site, Slot], flags: list[float]) -> tuple[Measured, list[float]]:
         """Return what all ranks have measured, and the largest of each flag.
 
         What was measured whole on each rank, as parameters are, stays as it is. A site that is switched off on any rank
@@ -52,9 +50,11 @@ class Agreement:
         Raises:
             RanksLostError: a rank no longer takes part.
         """
-        mine, new = {each.slot.site: each for each in found if each.slot.is_shared}, dict[Site, Extent]()
-        for site, each in mine.items():
-            extent = Extent(0 if each.channels is None else each.width, each.bins is not None, each.dtype)
+        mine = {slot.site: place for place, slot in enumerate(found.slots) if slot.is_shared}
+        new = dict[Site, Extent]()
+        for site, place in mine.items():
+            width = 0 if found.channels[place] is None else found.widths[place]
+            extent = Extent(width, found.bins[place] is not None, found.dtypes[place])
             known = self._extents.get(site)
             if known is None or extent.width not in (0, known.width) or extent.has_bins > known.has_bins:
                 new[site] = extent
@@ -64,10 +64,11 @@ class Agreement:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, Extent())
                 self._extents[site] = Extent(width or known.width, has_bins or known.has_bins, known.dtype or dtype)
-        return [*self._over_ranks(mine, slots), *(each for each in found if not each.slot.is_shared)], flags
+        own = [place for place, slot in enumerate(found.slots) if not slot.is_shared]
+        return self._over_ranks(found, mine, slots).followed_by(found.among(own)), flags
 
-    def _over_ranks(self, mine: Mapping[Site, Measured], slots: dict[Site, Slot]) -> list[Measured]:
-        """Merge the agreed sites, and return what there is of each."""
+    def _over_ranks(self, found: Measured, mine: Mapping[Site, int], slots: dict[Site, Slot]) -> Measured:
+        """Merge the agreed sites, and return what there is of each; `mine` has the places of this rank's in `found`."""
         lengths = [1 + channel_row_count(extent.width) for extent in self._extents.values()]
         spans = [slice(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
         rows, own = np.tile(EMPTY, (sum(lengths), 1)), np.tile(self._plan.neutral, (len(lengths), 1))
@@ -79,26 +80,29 @@ class Agreement:
             if slots.setdefault(site, Slot(site)).is_off:
                 part[:, 0] = math.nan  # which tells the others
             elif site in mine:
-                _, part[0], own[place], channels, counted, _, width = mine[site]
-                if channels is not None and width == extent.width:
-                    part[1:] = channels
+                at = mine[site]
+                part[0], own[place] = found.rows[at], found.own[at]
+                if found.channels[at] is not None and found.widths[at] == extent.width:
+                    part[1:] = found.channels[at]
                 else:
                     part[1:, 0] = math.nan  # what it lacks is unknown, not empty
-                if counted is not None:
+                if (counted := found.bins[at]) is not None:
                     counts[site][:] = counted
         rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
         if with_bins:
             counts = dict(zip(with_bins, self._ranks.sum(torch.from_numpy(bins)).numpy(), strict=True))
         own = self._merged_own(torch.from_numpy(own)) if self._plan.own else own
-        found = []
+        kept, channels, dtypes = list[int](), list[np.ndarray | None](), list[torch.dtype | None]()
         for place, (site, extent) in enumerate(self._extents.items()):
             slot, part = slots[site], rows[spans[place]]
             slot.is_off |= math.isnan(part[0, 0])
+            channels.append(part[1:] if extent.width and not math.isnan(part[1, 0]) else None)
+            dtypes.append(found.dtypes[mine[site]] if site in mine else extent.dtype)
             if not slot.is_off and elements_in(part[0]) > 0:
-                channels = part[1:] if extent.width and not math.isnan(part[1, 0]) else None
-                dtype = mine[site].dtype if site in mine else extent.dtype
-                found.append(Measured(slot, part[0], own[place], channels, counts.get(site), dtype, extent.width))
-        return found
+                kept.append(place)
+        sites, starts = [*self._extents], [span.start for span in spans]
+        every = [slots[site] for site in sites], rows[starts], own, channels, [*map(counts.get, sites)], dtypes
+        return Measured(*every, [extent.width for extent in self._extents.values()]).among(kept)
 
     def _merged_own(self, numbers: torch.Tensor) -> np.ndarray:
         """Merge the numbers of the user's statistics, see `statistics.joined`."""

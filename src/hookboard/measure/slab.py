@@ -75,20 +75,41 @@ class Slot:
 
 
 class Measured(NamedTuple):
-    """What was measured of a site in a step, on the host. `Readings` says what the other fields are.
+    """What was measured in a step, on the host, in columns over sites. `Readings` says what the other fields are.
 
     Args:
-        own: the numbers of the user's statistics, shape (statistics,), see `statistics.joined`.
-        bins: the counts; None where they were not counted.
+        own: the numbers of the user's statistics, shape (sites, statistics), see `statistics.joined`.
+        bins: the counts of each site; None where they were not counted.
     """
 
-    slot: Slot
-    row: np.ndarray
+    slots: list[Slot]
+    rows: np.ndarray
     own: np.ndarray
-    channels: np.ndarray | None
-    bins: np.ndarray | None
-    dtype: torch.dtype | None
-    width: int
+    channels: list[np.ndarray | None]
+    bins: list[np.ndarray | None]
+    dtypes: list[torch.dtype | None]
+    widths: list[int]
+
+    def among(self, places: Sequence[int]) -> "Measured":
+        """Return the columns of the sites in some places."""
+
+        def of(column: list[Any]) -> list[Any]:
+            return [column[place] for place in places]
+
+        arrays = self.rows[places], self.own[places]
+        return Measured(of(self.slots), *arrays, of(self.channels), of(self.bins), of(self.dtypes), of(self.widths))
+
+    def followed_by(self, other: "Measured") -> "Measured":
+        """Return the columns of these sites and then those of others."""
+        return Measured(
+            self.slots + other.slots,
+            np.concatenate([self.rows, other.rows]),
+            np.concatenate([self.own, other.own]),
+            self.channels + other.channels,
+            self.bins + other.bins,
+            self.dtypes + other.dtypes,
+            self.widths + other.widths,
+        )
 
 
 class Slab:
@@ -186,7 +207,7 @@ class Slab:
 
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]
-    ) -> Callable[[], tuple[list[Measured], list[list[float]]]]:
+    ) -> Callable[[], tuple[Measured, list[list[float]]]]:
         """Start the copy of what was measured of some sites, and of `along`, to the host.
 
         Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
@@ -200,7 +221,7 @@ class Slab:
         all_owns = torch.stack([*owns.values()]) if owns else _NONE
         copied = sent_together([*blocks, all_owns, *(_NONE if each is None else each for each in along)])
 
-        def arrived() -> tuple[list[Measured], list[list[float]]]:
+        def arrived() -> tuple[Measured, list[list[float]]]:
             rows, bins, own_numbers, *rest = [copy.numpy() for copy in copied()]
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
@@ -209,8 +230,7 @@ class Slab:
                 own[[*owns]] = own_numbers
             channels = [rows[a + 1 : b] if b > a + 1 else None for a, b in zip(starts, ends, strict=True)]
             counts = [bins[row] if row >= 0 else None for row in of_bins]
-            found = [*map(Measured, slots, rows[starts], own, channels, counts, *kinds)]
-            return found, [each.tolist() for each in rest]
+            return Measured(slots, rows[starts], own, channels, counts, *kinds), [each.tolist() for each in rest]
 
         return arrived
 

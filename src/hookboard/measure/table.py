@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from hookboard.measure.histogram import histogram
 from hookboard.measure.memory import can_subtract, is_plain
 from hookboard.measure.over_ranks import Agreement
 from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS, WIDTH
+from hookboard.measure.row import FIELDS
 from hookboard.measure.slab import Measured, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
 from hookboard.measure.values import values_of, widened, with_memory
@@ -155,7 +154,7 @@ class Table:
 
         def arrived() -> Readings:
             read = [copied() for copied in sent]
-            found = [each for of_slab, _ in read for each in of_slab]
+            found = functools.reduce(Measured.followed_by, (of_slab for of_slab, _ in read))
             all_flags, numbers = read[0][1]
             if self._agreement is not None:
                 found, all_flags = self._agreement.merged(found, self._slots, all_flags)
@@ -269,13 +268,11 @@ class Table:
         if is_sparse:
             slab.add_zeros(slot, part.numel() - numbers.numel())
 
-    def _readings(self, found: list[Measured], flags: Sequence[float], along: Sequence[float]) -> Readings:
-        slots, own_rows, owns, channels, bins, dtypes, widths = zip(*found, strict=True) if found else [()] * 7
+    def _readings(self, found: Measured, flags: Sequence[float], along: Sequence[float]) -> Readings:
+        slots, rows, own, channels, bins, dtypes, widths = found
         sites = [slot.site for slot in slots]
         if self._places.sites != sites:
             self._places = Places(sites)
-        rows = np.concatenate([np.empty(0), *own_rows]).reshape(-1, WIDTH)
-        own = np.concatenate([np.empty(0), *owns]).reshape(len(sites), len(self._plan.own))
         drawn = [
             None if counts is None or not self._histogram else histogram(counts, row[_MIN], row[_MAX])
             for counts, row in zip(bins, rows, strict=True)

@@ -78,6 +78,9 @@ class LiveStep:
                 self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
         self._reader = Reader(self._model, batch, self._hear)
         trace, self._ledger = self._reader.step, Ledger(self._model)
+        groups = [group for one in self._loop.optimizers for group in getattr(one, "param_groups", ())]
+        maximizing = {bool(group.get("maximize")) for group in groups}
+        trace.is_maximized = None if len(maximizing) > 1 else True in maximizing
         self._aside = StandingAside(trace, self._hear, self._at_step)
         self._aside.put()
         trace.begin()

@@ -118,6 +118,8 @@ class StepTrace(TorchFunctionMode):
         self.is_over = False
         self.fault: Exception | None = None
         """Why the record is not complete; None if it is."""
+        self.is_maximized: bool | None = False
+        """Whether the optimizers take a higher loss for a better one; None if only some of them do."""
         self.compiled_calls = 0
         """How many calls of compiled code were not looked into."""
         self.not_asked = ""

@@ -1,12 +1,14 @@
-"""What the loss is a multiple of, and the loss of the best constant answer."""
+"""What the loss is a multiple of: finds signs and factors that harm, and computes the best constant answer's loss."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
 
+from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value
-from hookboard.tracing.rules import BINARY, LossCall, TracedStep
+from hookboard.tracing.rules import BINARY, LOSSES, LossCall, TracedStep
 
 
 class Scaled(NamedTuple):
@@ -19,6 +21,48 @@ class Scaled(NamedTuple):
 
     op: Op
     factor: float
+
+
+def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is an error times a negative number, or something else without a lower bound.
+
+    Training then makes the error larger, or follows the difference or log-probability to minus infinity.
+    """
+    scaled = mean_behind(done.loss)
+    if scaled is None or done.step.is_maximized is None:
+        return
+    factor = -scaled.factor if done.step.is_maximized else scaled.factor
+    yield from _without_bound(scaled, factor)
+    if factor >= 0 or not _is_error(scaled.op):
+        return
+    yield Finding(
+        scaled.op.place.module,
+        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}; that error is never "
+        + ("negative, so a lower" if factor == scaled.factor else "negative, and the optimizer maximizes: a higher")
+        + " loss means a larger error",
+        "remove the minus sign" if factor == scaled.factor else "remove maximize=True",
+        "alarm",
+    )
+
+
+UNBOUNDED_LOSS = Rule("unbounded_loss", unbounded_loss, of="step", gives="alarm")
+
+
+def _without_bound(scaled: Scaled, factor: float) -> Iterator[Finding]:
+    """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
+    op = scaled.op
+    if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
+        what, advice = "the difference between outputs and targets", "take its square or its absolute value"
+    elif factor > 0 and op.name in ("getitem", "gather") and picks_log_probabilities(op):
+        what, advice = "the log-probability of the targets", "negate it, or use cross_entropy"
+    else:
+        return
+    yield Finding(
+        op.place.module,
+        f"the loss is {scaled.factor:.3g} times {what} {op.place}, which has no lower bound",
+        advice,
+        "alarm",
+    )
 
 
 def picks_log_probabilities(op: Op) -> bool:
@@ -68,6 +112,20 @@ def _factor_of(op: Op, value: Value) -> float | None:
     if op.name not in ("mul", "rmul", "div", "truediv") or len(numbers) != 1 or numbers[0] == 0:
         return None
     return float(numbers[0]) if op.name in ("mul", "rmul") else 1 / float(numbers[0])
+
+
+def _is_error(op: Op) -> bool:
+    """Return True if a call computes an error that is never negative, between an output and a target of the batch."""
+    if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
+        source = op.inputs[0].origin.op if op.inputs else None
+        return source is not None and source.name in ("sub", "rsub") and _has_target(source)
+    return op.name in LOSSES - {"kl_div"} and _has_target(op)
+
+
+def _has_target(op: Op) -> bool:
+    """Return True if a call compares an output that needs a gradient with a tensor of the batch."""
+    call = op.seen
+    return isinstance(call, LossCall) and call.output.requires_grad and call.target.origin.path is not None
 
 
 SQUARED = frozenset({"mse_loss", "square", "pow"})

@@ -254,11 +254,12 @@ def not_updated(run: Run) -> Iterator[Finding]:
         )
         return
     yield from _in_no_optimizer(run, look)
-    updates = run.latest.rows["parameter_update"]
-    if not (updates.rms == 0).any():
+    still = {*run.arrays.owner[run.latest.rows["parameter_update"].rms == 0].tolist()}
+    if not still:
         return
     stepped = [layer for layer in run.layers if stepped_weights(look, layer)]
-    why_still = {layer.name: why for layer in stepped if (why := _why_still(run, look, layer))}
+    may_be_still = (layer for layer in stepped if run.place(layer.name) in still)
+    why_still = {layer.name: why for layer in may_be_still if (why := _why_still(run, look, layer))}
     advice = "check the learning rate of its parameter group, and the dtype of its weights"
     if len(stepped) > 2 and len(why_still) > WHOLE_MODEL_SHARE * len(stepped):
         evidence = (
