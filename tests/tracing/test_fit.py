@@ -201,12 +201,12 @@ def test_norms_that_are_frozen_later_are_meant():
 
 def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
     body = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "head": nn.Linear(8, 3)})
-    modes = Modes()
-    assert modes.see(body, 0) == []
+    modules, modes = dict(body.named_modules()), Modes()
+    assert modes.see(modules, 0) == []
     body["body"].requires_grad_(False).eval()
-    assert modes.see(body, 3) == []
+    assert modes.see(modules, 3) == []
     body["body"].requires_grad_(True)
-    assert [found.evidence.partition(":")[2] for found in modes.see(body, 4)] == [" body.1"]
+    assert [found.evidence.partition(":")[2] for found in modes.see(modules, 4)] == [" body.1"]
 
 
 @pytest.mark.parametrize("is_healed", [True, False])

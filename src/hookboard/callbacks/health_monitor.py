@@ -496,9 +496,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         """See in a due step which layers are in evaluation mode, and which weights are frozen."""
         step = loop.logged_step
         if state.modes is not None:
-            state.found(state.modes.see(loop.model, step), step)
+            state.found(state.modes.see(state.layout, step), step)
         if state.unfrozen is not None:
-            state.found(state.unfrozen.see(loop.optimizers, loop.model), step)
+            state.found(state.unfrozen.see(loop.optimizers, state.weights), step)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None

@@ -68,6 +68,7 @@ class RunTable:
         self._course: list[np.ndarray] = []
         self._spoiled: list[np.ndarray] = []
         self._latest: np.ndarray | None = None  # all of `_recent` in one array, once it was asked for
+        self._courses: dict[str, np.ndarray] = {}  # what `course` has returned since the latest look
         self._every = 1  # once in how many looks a column is added to `course`
         self._since = 0  # looks since the last one
 
@@ -76,6 +77,7 @@ class RunTable:
         self._recent.append(values)
         self.recent_steps.append(step)
         self._latest = None
+        self._courses.clear()
         self._since += 1
         if self._since < self._every:
             return
@@ -97,7 +99,9 @@ class RunTable:
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run (or the `first` columns), shape (layers, len(`steps`)), float64."""
-        return self._over_looks(quantity, self._course[:first], float)
+        if quantity not in self._courses:
+            self._courses[quantity] = self._over_looks(quantity, self._course, float)
+        return self._courses[quantity][:, :first]
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
         """Return for each value of `course(quantity)` if its tensor had NaN or +Inf, or nothing finite; same shape.
@@ -116,6 +120,7 @@ class RunTable:
         Of each layer, `place` is the index in the old order; of a new layer the number of old layers.
         """
         self.layers, self._latest = LayerArrays(layers), None
+        self._courses.clear()
         blocks = (self._recent, np.nan), (self._course, np.nan), (self._spoiled, False)
         for looks, new in blocks:
             for number, look in enumerate(looks):
@@ -271,9 +276,9 @@ class Rows:
 
 
 class Units:
-    """The statistics of each channel of several tensors: one matrix with a row per channel, tensor after tensor.
+    """The statistics of each channel of several tensors, in columns: channel after channel, tensor after tensor.
 
-    Tensors that were not measured (a negative row), or have no channels, have no rows; `places` tells which have. For
+    Tensors that were not measured (a negative row), or have no channels, have none; `places` tells which have. For
     values of shape (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives a sum for each tensor in
     `places`.
     """
@@ -284,15 +289,15 @@ class Units:
         self.places = np.array([*parts], dtype=np.intp)
         """The indices of the tensors that have channels, shape (tensors with channels,)."""
         self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
-        """Number of channels of each that are in `rows`, shape (tensors with channels,)."""
+        """Number of channels of each that are in `columns`, shape (tensors with channels,)."""
         self.widths = np.array(table.widths, dtype=np.intp)[rows[self.places]]
-        """Number of channels of each, shape (tensors with channels,). In `rows` a wide tensor has only every k-th."""
+        """Number of channels of each, shape (tensors with channels,). Here a wide tensor has only every k-th."""
         self.starts = np.cumsum(self.counts) - self.counts
-        """Index of the first row of each in `rows`, shape (tensors with channels,)."""
-        self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
-        """The statistics, shape (channels of all tensors, len(`hookboard.measure.row.FIELDS`))."""
-        self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
-        """The columns of `rows` by name."""
+        """Index of the first channel of each, shape (tensors with channels,)."""
+        # Transposed, so that each column is contiguous: thousands of channels are gone through several times.
+        all_parts = [part.T for part in parts.values()] or [np.empty((len(FIELDS), 0))]
+        self.columns = dict(zip(FIELDS, np.concatenate(all_parts, axis=1), strict=True))
+        """The columns of `hookboard.measure.row.FIELDS` by name, shape (channels of all tensors,)."""
         self.has_values = np.asarray(self.columns["count"] > 0)
         """True for channels with a finite value, shape (channels of all tensors,)."""
         self.is_zero = np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)

@@ -28,7 +28,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     nothing.
     """
     yield from _still_statistics(done.step.model)
-    modules = _trained_with_modes(done.step.model, done.trained)
+    modules = _trained_with_modes(modules_in(done.step.model), done.trained)
     ran, trained = _modes_in(done), _modes_in(done, trained=True)
     trained = {name: mode for name, mode in trained.items() if name in modules}
     restless = [name for name, is_training in ran.items() if is_training and name not in modules]
@@ -91,14 +91,13 @@ def _mode_of(op: Op) -> bool | None:
     return bool(given[share + 1])
 
 
-def _trained_with_modes(model: nn.Module, trained: Collection[str] = ()) -> dict[str, nn.Module]:
+def _trained_with_modes(modules: Mapping[str, nn.Module], trained: Collection[str] = ()) -> dict[str, nn.Module]:
     """Return the norms and dropouts with a mode by name, without those in modules that are frozen now and in the step.
 
     Args:
-        model: the model.
+        modules: all modules of the model by name.
         trained: the parameters that the step trains; it may have frozen them for a while.
     """
-    modules = modules_in(model)
     above = {path for name in trained for path in accumulate(name.split("."), "{}.{}".format)}
     return {
         name: one for name, one in modules.items() if _is_with_mode(one) and not _is_frozen_at(name, modules, above)
@@ -131,12 +130,11 @@ class Modes:
         self._awake: set[str] | None = None
         self._has_seen_copies = False
 
-    def see(self, model: nn.Module, step: int) -> list[Finding]:
-        """Return what is wrong at an optimizer step since the first one; each fault once."""
+    def see(self, modules: Mapping[str, nn.Module], step: int) -> list[Finding]:
+        """Return what is wrong with the modules at an optimizer step since the first one; each fault once."""
         if self._awake is None:
-            self._awake = {name for name, module in _trained_with_modes(model).items() if module.training}
+            self._awake = {name for name, module in _trained_with_modes(modules).items() if module.training}
             return []
-        modules = modules_in(model)
         return [*self._left_in_evaluation(modules, step), *self._without_statistics(modules)]
 
     def _left_in_evaluation(self, modules: Mapping[str, nn.Module], step: int) -> Iterator[Finding]:

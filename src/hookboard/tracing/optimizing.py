@@ -130,9 +130,9 @@ class Unfrozen:
     def __init__(self) -> None:
         self._trainable: set[str] = set()
 
-    def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding]:
+    def see(self, optimizers: Sequence[Optimizer], weights: Mapping[str, nn.Parameter]) -> list[Finding]:
         """Return an alarm on newly trainable parameters that have a gradient but no optimizer."""
-        parameters = {name: parameter for name, parameter in parameters_in(model).items() if parameter.requires_grad}
+        parameters = {name: parameter for name, parameter in weights.items() if parameter.requires_grad}
         new = parameters.keys() - self._trainable if self._trainable else set[str]()
         self._trainable |= parameters.keys()
         held = _held_by(optimizers) if new else {}

@@ -27,7 +27,8 @@ from hookboard.model.layers import NORM_KINDS, Kind, Layer
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
 _MAX, _MIN = map(FIELDS.index, ("max", "min"))
-_COMPARED = list(map(FIELDS.index, ("max", "min", "mean", "deviation")))
+_COMPARED_FIELDS = ("max", "min", "mean", "deviation")
+_COMPARED = list(map(FIELDS.index, _COMPARED_FIELDS))
 
 
 @dataclass(frozen=True)
@@ -438,9 +439,9 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
     owner = np.repeat(np.arange(len(largest)), weights.counts)
     found = np.flatnonzero((is_judged & np.isfinite(largest))[owner])
     largest = np.where(largest > 0, largest, 1.0)
-    for field in _COMPARED:
+    for field in _COMPARED_FIELDS:
         # Each weight in a range of its own, and all of them sorted at once.
-        scaled = weights.rows[found, field] / largest[owner[found]] + 4.0 * owner[found]
+        scaled = weights.columns[field][found] / largest[owner[found]] + 4.0 * owner[found]
         order = np.argsort(scaled)
         close = np.flatnonzero(np.diff(scaled[order]) <= 2.01 * TWIN_WEIGHT_TOLERANCE)
         is_near = np.zeros(len(found), dtype=bool)
