@@ -37,7 +37,13 @@ def median_of(values: Iterable[float]) -> float:
 
 def medians_of(values: np.ndarray) -> np.ndarray:
     """Return the median of the finite values of each column, shape (columns,); NaN if there is none."""
-    return np.array([median_of(column) for column in values.T.tolist()])
+    is_finite = np.isfinite(values)
+    ordered, counts = np.sort(np.where(is_finite, values, np.nan), axis=0), is_finite.sum(axis=0)  # NaN comes last
+    if not len(ordered):
+        return np.full(len(counts), np.nan)
+    columns = np.arange(len(counts))
+    lower, upper = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, len(ordered) - 1)
+    return np.asarray((ordered[lower, columns] + ordered[upper, columns]) / 2)
 
 
 def percentiles(ordered: Sequence[float], percents: Iterable[float]) -> list[float]:
