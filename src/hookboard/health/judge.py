@@ -21,11 +21,12 @@ it is also proof if one of its earlier alarms did not depend on the loss (`Case.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hookboard.base.messages import quoted, warn_switched_off
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
-from hookboard.health.rule import Finding, Rule, Verdict
+from hookboard.health.rule import Finding, Rule, Severity, Verdict
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
@@ -45,20 +46,25 @@ WINDOWS_ALWAYS_ASKED = 4
 and quickly (a choice)."""
 
 
+State = Literal["seen", "note", "alarm"]
+"""The state of a case that is not over; see the table above."""
+
+Origin = Literal["looks", "step", "event"]
+"""What shows a case: looks, of which it takes several; a single step, or its code; `Judge.add`, at its very step."""
+
+Place = Literal["known", "open", "lost"]
+"""Whether the module of an event is known; if not, whether its batch was searched for it in vain."""
+
+
 @dataclass
 class Case:
     """The findings of one rule at one module, from the first to the latest.
 
     Args:
         last: the last step at which it was present: a rule may report what is over.
-        at_once: True if one finding is enough for a verdict and for an alarm.
-        is_exact: True if it was found outside of the looks, at its very step; see `Judge.add`.
-        is_searched: True if its batch was searched for the module without success.
         seen: number of consecutive looks that showed it, of those at which its rule was asked.
         missed: number of consecutive looks since then that did not show it.
-        alarms: number of latest findings in a row that were alarms; negative: that were notes.
-        is_said: True if it has lasted long enough for a verdict.
-        is_alarm: True if alarms have lasted long enough for the verdict to be an alarm.
+        streak: number of latest findings in a row that had the severity `of_streak`.
         is_hard: True if one of its alarms did not depend on the loss: a hard one (`Finding.is_hard`), one found outside
             of the looks, or one while the loss showed no harm or was not finite.
     """
@@ -66,15 +72,13 @@ class Case:
     first: int
     last: int
     finding: Finding
-    at_once: bool = False
-    is_exact: bool = False
-    is_located: bool = True
-    is_searched: bool = False
+    origin: Origin = "looks"
+    place: Place = "known"
+    state: State = "seen"
     seen: int = 0
     missed: int = 0
-    alarms: int = 0
-    is_said: bool = False
-    is_alarm: bool = False
+    of_streak: Severity = "note"
+    streak: int = 0
     is_hard: bool = False
     size: float = 0.0
 
@@ -86,27 +90,35 @@ class Case:
         self.last = step if finding.until is None else max(self.last, finding.until)
         self.seen += 1
         self.size = max(self.size, finding.size)
-        is_alarm = finding.severity == "alarm" or (is_kept and self.is_alarm)
-        self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
-        enough = 1 if self.at_once or finding.is_lasting else window
-        if abs(self.alarms) >= enough:
-            self.is_alarm = is_alarm
-        self.is_said = self.is_said or self.seen >= enough
+        severity = "alarm" if is_kept and self.state == "alarm" else finding.severity
+        self.streak = self.streak + 1 if severity == self.of_streak else 1
+        self.of_streak = severity
+        enough = window if self.origin == "looks" and not finding.is_lasting else 1
+        if self.streak >= enough:
+            self.state = severity
+        elif self.state == "seen" and self.seen >= enough:
+            self.state = "note"
 
     @property
-    def is_event(self) -> bool:
+    def is_said(self) -> bool:
+        """Whether it has lasted long enough for a verdict."""
+        return self.state != "seen"
+
+    @property
+    def is_of_one_step(self) -> bool:
         """Whether it happened in a single step."""
-        return self.is_exact or self.finding.batch_idx is not None
+        return self.origin == "event" or self.finding.batch_idx is not None
 
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
         """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`.
 
         So does what is over; and, while the loss falls (`is_well`), all but a proven fault that is still there.
         """
-        is_proof = (self.finding.is_hard and not self.missed) or self.is_exact
-        is_open = self.is_hard and not is_well and (self.at_once or self.missed < window)
-        is_alarm = self.is_alarm and (is_harmed or is_proof or is_open)
-        lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
+        takes_looks = self.origin == "looks"
+        is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
+        is_open = self.is_hard and not is_well and (not takes_looks or self.missed < window)
+        is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
+        lasts = self.missed == 0 and (self.seen >= window or takes_looks)
         return Verdict(
             "alarm" if is_alarm else "note",
             rule,
@@ -177,7 +189,7 @@ class Judge:
         What the looks have made an alarm already is not judged again.
         """
         self.run.losses.extend(losses)
-        said = {key[0] for key, case in self._open.items() if case.is_said and case.is_alarm}
+        said = {key[0] for key, case in self._open.items() if case.state == "alarm"}
         asked = [rule for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if rule.of == "end"]
         for rule in asked if self.run.seen else ():
             if rule.name in self._names and rule.name not in said:
@@ -200,16 +212,16 @@ class Judge:
         success, only the look of that very step may: later ones show what spoiled weights have done.
         """
         self._verdicts = None
-        for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
+        for key in [key for key, case in self._open.items() if key[0] == rule and case.origin != "event"]:
             del self._open[key]
         earlier = self._closed.pop((rule, finding.module), None)
         earlier = self._open.get((rule, finding.module), earlier)
-        if earlier is not None and earlier.is_exact:
+        if earlier is not None and earlier.origin == "event":
             earlier.last, earlier.missed, earlier.seen = step, 0, earlier.seen + 1
             self._open[rule, finding.module] = earlier
             return
-        case = Case(step, step, finding, at_once=True, is_exact=True, is_hard=True)
-        case.is_located, case.is_searched = is_located, is_searched
+        place: Place = "known" if is_located else "lost" if is_searched else "open"
+        case = Case(step, step, finding, "event", place, is_hard=True)
         case.add(finding, step, self.run.window)
         self._open[rule, finding.module] = case
 
@@ -229,8 +241,12 @@ class Judge:
         is_harmed = self._well < self.run.window and self.run.seen > 0
         is_well = self.run.losses.is_well and not is_harmed
         # While the loss falls, a note that is over is dropped, unless it tells of an event.
-        over = {key: case for key, case in self._closed.items() if not is_well or case.is_alarm or case.is_event}
-        said = {**over, **{key: case for key, case in self._open.items() if case.is_said}}
+        kept = (
+            (key, case)
+            for key, case in self._closed.items()
+            if not is_well or case.state == "alarm" or case.is_of_one_step
+        )
+        said = dict(kept) | {key: case for key, case in self._open.items() if case.is_said}
         if not said:
             return ()
         cases = {case.verdict(*key, self.run.window, is_harmed, is_well): case for key, case in said.items()}
@@ -250,7 +266,7 @@ class Judge:
                 verdict.severity == "note" and verdict.rule not in OF_THE_WHOLE,
                 verdict in worse,
                 not case.finding.is_root,
-                case.missed > 0 and not case.at_once,
+                case.missed > 0 and case.origin == "looks",
                 self._place(verdict.rule),
                 -case.size,
                 self.run.place(verdict.module),
@@ -288,8 +304,8 @@ class Judge:
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
         """Return the verdict; for one window at most as a note, if its cause may be a finding that is too recent."""
-        has_waited = abs(case.alarms) >= 2 * self.run.window
-        if case.at_once or case.finding.is_root or has_waited or case.missed:
+        has_waited = case.streak >= 2 * self.run.window
+        if case.origin != "looks" or case.finding.is_root or has_waited or case.missed:
             return verdict
         early = {
             replace(open_.verdict(*key, self.run.window, True), severity=open_.finding.severity): open_
@@ -358,17 +374,17 @@ class Judge:
 
         If its module was not known, the case gets that of the finding, unless `is_searched` forbids that.
         """
-        key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
-        if key is None or self._open[key].is_located:
+        key = next((key for key, case in self._open.items() if key[0] == rule and case.origin == "event"), None)
+        if key is None or self._open[key].place == "known":
             return key
-        if step == self._open[key].first or not self._open[key].is_searched:
+        if step == self._open[key].first or self._open[key].place == "open":
             case = self._open.pop(key)
             evidence, advice = finding.evidence, finding.advice
             if step != case.first:  # otherwise it shows the event itself
                 evidence = f"{case.finding.evidence.rstrip('.')}; the next measurement, at step {step}: {evidence}"
                 advice = case.finding.advice
             case.finding = replace(case.finding, module=finding.module, evidence=evidence, advice=advice)
-            case.is_located, key = True, (rule, finding.module)
+            case.place, key = "known", (rule, finding.module)
             self._open[key] = case
         return key
 
@@ -377,7 +393,7 @@ class Judge:
         case = self._open.get(key)
         if case is None:
             last = step if finding.until is None else finding.until
-            case = self._open[key] = Case(step, last, finding, rule.at_once)
+            case = self._open[key] = Case(step, last, finding, "step" if rule.at_once else "looks")
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
