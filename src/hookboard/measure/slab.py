@@ -92,24 +92,16 @@ class Measured(NamedTuple):
 
     def among(self, places: Sequence[int]) -> "Measured":
         """Return the columns of the sites in some places."""
-
-        def of(column: list[Any]) -> list[Any]:
-            return [column[place] for place in places]
-
-        arrays = self.rows[places], self.own[places]
-        return Measured(of(self.slots), *arrays, of(self.channels), of(self.bins), of(self.dtypes), of(self.widths))
+        parts: list[Any] = [
+            one[places] if isinstance(one, np.ndarray) else [one[place] for place in places] for one in self
+        ]
+        return Measured(*parts)
 
     def followed_by(self, other: "Measured") -> "Measured":
         """Return the columns of these sites and then those of others."""
-        return Measured(
-            self.slots + other.slots,
-            np.concatenate([self.rows, other.rows]),
-            np.concatenate([self.own, other.own]),
-            self.channels + other.channels,
-            self.bins + other.bins,
-            self.dtypes + other.dtypes,
-            self.widths + other.widths,
-        )
+        both: Any = zip(self, other, strict=True)
+        joined: list[Any] = [np.concatenate(one) if isinstance(one[0], np.ndarray) else one[0] + one[1] for one in both]
+        return Measured(*joined)
 
 
 class Slab:

@@ -60,7 +60,7 @@ OF_PARTS: tuple[Role, ...] = get_args(PartRole)
 class Site(NamedTuple):
     """One tensor slot that is watched.
 
-    Args:
+    Attributes:
         name: the dotted name of the module or of the parameter.
         role: which of its tensors, in PyTorch's terms.
         index: if the module has several tensors of this role, the index or key of this one, with nested levels joined
