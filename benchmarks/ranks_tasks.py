@@ -252,7 +252,7 @@ class Monitor(HealthMonitor):
         model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
         for name, weight in model.named_parameters():
             for role in ("parameter_before", "parameter_grad", "parameter_update"):
-                shapes[Site(name, role)] = some_units(weight, role).shape
+                shapes[Site(name, role)] = some_units(weight).shape
         return shapes
 
 

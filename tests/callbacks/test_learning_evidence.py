@@ -536,4 +536,4 @@ def test_since_when_no_weight_has_changed(tmp_path):
         "no weight of the model has changed since step #: the learning rate is 0 (# of # steps)", evidence
     )
     assert since == next(look for look in looks_of(STEPS) if np.array_equal(model.kept[look], model.kept[-1]))
-    assert (still, steps) == (STEPS - 1 - since, STEPS - 1)
+    assert (still, steps) == (STEPS - since, STEPS)

@@ -338,7 +338,7 @@ def test_weights_that_stopped_for_good_are_an_alarm_with_the_reason(rates, froze
         judge.see(look)
     (verdict,) = judge.verdicts
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "", 29)
-    assert verdict.evidence == f"no weight of the model has changed since step 29: {why} (30 of 59 steps)"
+    assert verdict.evidence == f"no weight of the model has changed since step 29: {why} (31 of 60 steps)"
 
 
 def test_weights_that_stop_in_the_last_quarter_are_at_the_end_of_their_schedule():

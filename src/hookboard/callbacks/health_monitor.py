@@ -21,16 +21,7 @@ from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
-from hookboard.health.look import (
-    MEASURED_UPDATES_MAX,
-    MEASURED_VALUES_MAX,
-    Apart,
-    Look,
-    Loss,
-    NeedsHistogram,
-    Stepped,
-    every_unit,
-)
+from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
@@ -72,14 +63,13 @@ Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
 
-def some_units(weight: Tensor, role: Role = "parameter_before") -> Tensor:
-    """Return every k-th unit of a large weight, or of its gradient or update; a vector or a subclass as it is.
+def some_units(weight: Tensor) -> Tensor:
+    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a vector or a subclass as it is.
 
-    >>> some_units(torch.zeros(1000, 200)).shape, some_units(torch.zeros(1000, 200), "parameter_update").shape
-    (torch.Size([250, 200]), torch.Size([77, 200]))
+    >>> some_units(torch.zeros(1000, 200)).shape
+    torch.Size([250, 200])
     """
-    most = MEASURED_UPDATES_MAX if role == "parameter_update" else MEASURED_VALUES_MAX
-    every = every_unit(weight.shape, most) if weight.numel() > most else 1
+    every = every_unit(weight.shape) if weight.numel() > MEASURED_VALUES_MAX else 1
     # A DTensor would have to ask the other ranks for a slice, and other subclasses may not let themselves be cut.
     if every == 1 or type(weight) not in (Tensor, nn.Parameter):
         return weight
@@ -206,8 +196,8 @@ class HealthMonitor(SiteLogger[HealthState]):
     over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
     Everything is measured whole, with two exceptions: of a weight with more than 65,536 values, only every k-th unit,
-    at most about as many values (of its update 16,384); and of an output with more than 1024 units, rules that judge
-    single units see only every k-th.
+    at most about as many values; and of an output with more than 1024 units, rules that judge single units see only
+    every k-th.
 
     An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
 
@@ -411,6 +401,8 @@ class HealthMonitor(SiteLogger[HealthState]):
                 if batch_idx == 0:
                     state.has_others = values_of_a_weight(state.weights) != state.as_begun
                 return
+            self._follow_weights(state)
+            state.before.measure(state.weights, state.table)
             self._measure_batch(state, loop.model, batch)
         state.batch, state.batch_idx = batch, batch_idx
         if state.box is not None:
@@ -498,7 +490,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.modes is not None:
             state.found(state.modes.see(state.layout, step), step)
         if state.unfrozen is not None:
-            state.found(state.unfrozen.see(loop.optimizers, state.weights), step)
+            state.found(state.unfrozen.see(loop.optimizers, state.layout), step)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None

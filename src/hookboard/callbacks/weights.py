@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.torch_private import copied_together
@@ -32,8 +33,7 @@ class WeightsBefore:
     """The weights before the optimizer step: measures them, and copies what is measured of their updates.
 
     Attributes:
-        measured: the weights that were measured in the running step. If optimizers step several times in one batch, the
-            first step counts.
+        measured: the weights that were measured in the running step, at its begin or before an optimizer changed them.
         copies: by name, copies of what is measured of their updates, of at most `MOST_COPIED_BYTES` in all.
         skipped: the weights for which there was no room.
     """
@@ -45,14 +45,22 @@ class WeightsBefore:
         self._bytes = 0
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], table: Table) -> None:
-        """Measure the weights that this optimizer is about to update under `parameter_before`, and copy their parts."""
-        new = {name: one for name, one in stepped_by(optimizer, weights).items() if name not in self.measured}
+    def measure(self, weights: Mapping[str, nn.Parameter], table: Table) -> None:
+        """Measure weights under `parameter_before`, unless they were measured in this step."""
+        new = {name: weight for name, weight in weights.items() if name not in self.measured and not is_lazy(weight)}
         self.measured |= new.keys()
         table.observe_all([(Site(name, "parameter_before"), weight, None) for name, weight in new.items()])
+
+    def keep(self, optimizer: Optimizer, weights: Mapping[str, nn.Parameter], table: Table) -> None:
+        """Copy what is measured of the weights that this optimizer is about to update, and measure them."""
+        stepped = stepped_by(optimizer, weights)
+        self.measure(stepped, table)
         plain: dict[str, Tensor] = {}
-        for name, weight in new.items():
-            now = table.part(weight, "parameter_update").detach()
+        for name, weight in stepped.items():
+            # If optimizers step several times in one batch, the first step counts.
+            if name in self.copies:
+                continue
+            now = table.part(weight).detach()
             # The same on every rank, so that all skip the same weights.
             size = now.numel() * now.element_size() // (now.device_mesh.size() if isinstance(now, DTensor) else 1)
             if self._bytes + size > MOST_COPIED_BYTES:
@@ -83,15 +91,12 @@ def measure_weights(
         table: measures the tensors.
         weights: the watched weights by name.
         before: what is known of them from before the steps.
-        roles: `parameter` for the weights after the steps; `parameter_before` for those that no optimizer has stepped,
-            of which that is the same; and `parameter_update` for the updates.
+        roles: `parameter` for the weights after the steps, and `parameter_update` for the updates.
     """
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
         if "parameter" in roles:
             given.append((Site(name, "parameter"), weight, None))
-        if "parameter_before" in roles and name not in before.measured:
-            given.append((Site(name, "parameter_before"), weight, None))
         if name in before.copies:
             given.append((Site(name, "parameter_update"), weight, before.copies[name]))
     table.observe_all(given)

@@ -139,12 +139,8 @@ MEASURED_VALUES_MAX = 1 << 16
 cost does not grow with its size."""
 
 
-MEASURED_UPDATES_MAX = 1 << 14
-"""`MEASURED_VALUES_MAX` for the update of a weight, of which no single units are judged."""
-
-
-def every_unit(shape: Sequence[int], most: int = MEASURED_VALUES_MAX) -> int:
-    """Return k such that units 0, k, 2 * k ... of a weight hold at most this many values, or are one unit.
+def every_unit(shape: Sequence[int]) -> int:
+    """Return k such that units 0, k, 2 * k ... of a weight hold at most `MEASURED_VALUES_MAX` values, or are one unit.
 
     It is 1 for small weights, and for any shape of fewer than two dimensions. It is a multiple of `channel_stride` of
     as many units: of each unit whose weights are measured, the outputs are measured too, and rules compare the two.
@@ -154,7 +150,7 @@ def every_unit(shape: Sequence[int], most: int = MEASURED_VALUES_MAX) -> int:
     """
     if len(shape) < 2:
         return 1
-    of_outputs, units = channel_stride(shape[0]), max(1, most // max(1, math.prod(shape[1:])))
+    of_outputs, units = channel_stride(shape[0]), max(1, MEASURED_VALUES_MAX // max(1, math.prod(shape[1:])))
     return of_outputs * max(1, -(-shape[0] // (units * of_outputs)))
 
 

@@ -43,7 +43,8 @@ def medians_of(values: np.ndarray) -> np.ndarray:
         return np.full(len(counts), np.nan)
     columns = np.arange(len(counts))
     lower, upper = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, len(ordered) - 1)
-    return np.asarray((ordered[lower, columns] + ordered[upper, columns]) / 2)
+    with np.errstate(over="ignore"):
+        return np.asarray((ordered[lower, columns] + ordered[upper, columns]) / 2)
 
 
 def percentiles(ordered: Sequence[float], percents: Iterable[float]) -> list[float]:

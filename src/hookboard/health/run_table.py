@@ -346,9 +346,7 @@ def _rms_of_layers(look: LookArrays) -> np.ndarray:
     layers, (weights, gradients, updates) = look.layers, (look.rows[role] for role in ROLES_OF_WEIGHTS)
     rows = weights, gradients, weights, updates
     rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
-    # An update is measured at fewer elements than its weight, and all count for as many.
-    count[2:] = weights.count * updates.is_there
-    count[3] *= updates.count > 0
+    count[2] *= updates.is_there
     if look.look.factors:  # one begins at 0: their own steps tell no rate
         count[2:] *= ~np.isin(layers.weights, [*look.look.factors])
     squares = np.where(count > 0, rms * rms * count, 0.0)

@@ -42,7 +42,7 @@ class Table:
             asked unless a statistic needs the bins of all.
         channels: tells the dimension of a tensor that holds the channels, which are then measured one by one too.
             Default: no channels are measured.
-        part: returns what is measured of a parameter, or of its gradient, in a role. Default: all of it.
+        part: returns what is measured of a parameter, its gradient or its update. Default: all of it.
         opened: called with each site before its first tensor; hooks open theirs while the forward pass runs.
         ranks: the processes that merge what they measured; every rank must then take what each `send` returns. None if
             nothing is merged.
@@ -56,7 +56,7 @@ class Table:
         stage: Stage = "train",
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
-        part: Callable[[Tensor, Role], Tensor] = lambda parameter, role: parameter,
+        part: Callable[[Tensor], Tensor] = lambda parameter: parameter,
         opened: Callable[[Site], object] = lambda site: None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -188,7 +188,7 @@ class Table:
                     with_memory(tensor)
                 width, form, form_of_all, is_copied = reader
                 if is_copied:
-                    tensor = self.part(tensor, slot.site.role)
+                    tensor = self.part(tensor)
                 if slot.start < 0 or slot.width != width:
                     slab.place(slot, width)
                 slot.dtype = slot.dtype or tensor.dtype
@@ -213,7 +213,7 @@ class Table:
     def _measure_anew(self, slot: Slot, given: Tensor, minus: Tensor | None, key: object) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
         # Its part first, as of its copy from before the step: a parameter of a subclass may become a plain tensor.
-        tensor = self.part(given, slot.site.role) if slot.traits.of_parameter else given
+        tensor = self.part(given) if slot.traits.of_parameter else given
         tensor = tensor.detach() if tensor.requires_grad else tensor
         part = own_part(tensor, of_parameter=slot.traits.of_parameter)
         if part is None:

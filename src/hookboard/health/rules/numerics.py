@@ -305,11 +305,9 @@ def swallowed_share(look: Look, name: str) -> float:
     update, gradient = look.of(name, "parameter_update"), look.of(name, "parameter_grad")
     if update is None or gradient is None:
         return math.nan
-    if not (update.moments.count and gradient.moments.count):
-        return math.nan
-    # Of a large weight, the update is measured at fewer elements than the gradient.
-    still, without = (one.moments.zeros / one.moments.count for one in (update, gradient))
-    return min(max((still - without) / (1 - without), 0.0), 1.0) if without < 1 else math.nan
+    count = gradient.moments.count - gradient.moments.zeros
+    still = update.moments.zeros - gradient.moments.zeros
+    return min(max(still / count, 0.0), 1.0) if count > 0 else math.nan
 
 
 def _underflow_share(reading: Reading) -> float:

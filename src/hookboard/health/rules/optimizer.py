@@ -239,8 +239,8 @@ def not_updated(run: Run) -> Iterator[Finding]:
     if (since := _at_rest_since(run)) is not None and (reason := _why_at_rest(run)) is not None:
         why, advice = reason
         evidence = (
-            f"no weight of the model has changed since step {since}: {why} ({run.now.step - since:,} of "
-            f"{run.now.step - run.course_steps[0]:,} steps)"
+            f"no weight of the model has changed since step {since}: {why} ({run.now.step - since + 1:,} of "
+            f"{run.now.step - run.course_steps[0] + 1:,} steps)"
         )
         yield Finding(
             "",

@@ -243,7 +243,7 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
 
 
 def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
-    reading = look.of(name, "parameter_update")
+    reading = look.of(name, "parameter_before")
     return reading is None or reading.moments.count + reading.moments.nonfinite >= math.prod(shape)
 
 
