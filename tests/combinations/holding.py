@@ -212,7 +212,7 @@ def is_beyond_graphs(slot: Slot, values: Sequence[Tensor], raw: Raw) -> bool:
 
 ROLES: dict[type[Callback], list[str]] = {
     hb.ParameterLogger: ["parameter"],
-    hb.HealthMonitor: ["output", "grad_output", "parameter"],
+    hb.HealthMonitor: ["output", "grad_output", "parameter_before"],
 }
 
 
