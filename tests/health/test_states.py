@@ -41,7 +41,7 @@ CAUSE = sees(*EVERY, name="dead_units", module="act0")
 STATES = {
     "seen": ([sees(58, 59)], HARMED, []),
     "forgotten": ([sees(50, 51, 53, 54)], HARMED, []),
-    "said": ([sees(57, 58, 59, severity="note")], HARMED, [("note", None, None, False)]),
+    "note": ([sees(57, 58, 59, severity="note")], HARMED, [("note", None, None, False)]),
     "alarm": ([sees(57, 58, 59)], HARMED, [("alarm", None, None, False)]),
     "note again": ([sees(*EVERY)], WELL, [("note", None, None, True)]),
     "over": ([sees(30, 31, 32, severity="note")], HARMED, [("note", 32, None, False)]),

@@ -1,4 +1,4 @@
-"""Measures weights around an optimizer step: their gradients, values and updates."""
+"""Measures weights around an optimizer step: their values, gradients and updates."""
 
 from collections.abc import Collection, Mapping
 
@@ -33,7 +33,7 @@ class WeightsBefore:
     """The weights before the optimizer step: measures them, and copies what is measured of their updates.
 
     Attributes:
-        measured: the weights that were measured in the running step, at its begin or before an optimizer changed them.
+        measured: the weights that were measured in the running step, at its start or before an optimizer changed them.
         copies: by name, copies of what is measured of their updates, of at most `MOST_COPIED_BYTES` in all.
         skipped: the weights for which there was no room.
     """

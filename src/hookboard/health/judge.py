@@ -8,7 +8,7 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 |---|---|---|
 | seen | nothing | a look shows the finding |
 | forgotten | nothing | it was seen for less than a window, and a look does not show it |
-| said | a note | it was there at `window` looks in a row; at once: at one |
+| note | a note | it was there at `window` looks in a row; at once: at one |
 | alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
 | note again | a note, "previously an alarm" | there is neither harm nor proof any longer |
 | over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
@@ -47,7 +47,7 @@ and quickly (a choice)."""
 
 
 State = Literal["seen", "note", "alarm"]
-"""The state of a case that is not over; see the table above."""
+"""The state of a case, see the table above; the others in it follow from its looks, the loss and other cases."""
 
 Origin = Literal["looks", "step", "event"]
 """What shows a case: looks, of which it takes several; a single step, or its code; `Judge.add`, at its very step."""
