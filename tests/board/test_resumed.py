@@ -64,13 +64,16 @@ def test_the_numbers_are_those_of_both_and_the_later_ones_where_steps_were_repea
     np.testing.assert_array_equal(measured.values, np.hstack([one[:, :10], two]))
 
 
-def test_a_verdict_lasts_if_it_is_given_again_and_otherwise_ends(resumed):
+def test_the_verdicts_of_both_are_shown_and_those_of_the_first_end_where_the_second_begins(resumed):
     folder, first, _ = resumed
     assert {verdict.rule for verdict in first.verdicts} == {"always", "is_first", "is_late"}
     run = read(folder / "version_0")
     found = [(one.severity, one.rule, one.module, one.since, one.until) for one in run.verdicts]
-    assert found == [("alarm", "always", "net.0", 0, None), ("note", "is_first", "net.2", 0, 9)]
-    assert run.verdicts[1].evidence == "It has been odd from step 0 to 9."
+    assert found == [
+        ("alarm", "always", "net.0", 10, None),
+        ("alarm", "always", "net.0", 0, 9),
+        ("note", "is_first", "net.2", 0, 9),
+    ]
     assert all(
         f"measured {n} times from step {ends}" in run.headline for n, ends in ((26, "0 to 25"), (10, "10 to 19"))
     )
@@ -80,10 +83,11 @@ def test_the_commands_show_both(resumed, tmp_path, capsys):
     folder, *_ = resumed
     assert main(["verdicts", str(folder)]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    for title in ("alarm: always in net.0 since step 0: ", "note: is_first in net.2 from step 0 to 9: "):
-        assert said.count(title) == 1
+    for step in (10, 0):
+        assert said.count(f"alarm: always in net.0 since step {step}: ") == 1
+    assert said.count("note: is_first in net.2 since step 0: ") == 1
     main(["runs", str(folder)])
-    assert capsys.readouterr().out.splitlines()[2].split() == ["alarm:", "always;", "note:", "is_first"]
+    assert capsys.readouterr().out.splitlines()[2].split() == ["alarm:", "always", "(2);", "note:", "is_first"]
     assert main(["report", str(folder), "-o", str(tmp_path / "report.html")]) == 0
 
 
@@ -91,7 +95,7 @@ def test_the_commands_show_both(resumed, tmp_path, capsys):
 def test_the_tab_is_given_both_by_each_loader(resumed, loader):
     with loader(resumed[0]) as board:
         (run,) = board.ask("runs")[1]["runs"]
-        assert (run["alarms"], run["notes"], run["is_over"]) == (1, 1, True)
+        assert (run["alarms"], run["notes"], run["is_over"]) == (2, 1, True)
         _, shown = board.ask("map", run="version_0", series="health/activation_rms", columns=100)
         assert shown["steps"] == [*range(20)]
 
@@ -103,7 +107,7 @@ def test_the_map_has_the_columns_of_both_and_the_list_their_verdicts(resumed, ch
         tab = Tab(chromium, address, state={"run": "version_0", "series": "health/activation_rms"})
         assert len(tab.traces["values"]["z"][0]) == 20
         cards = " ".join(tab.find(".card").all_text_contents())
-        assert "since step 0, ongoing" in cards
+        assert "since step 10, ongoing" in cards
         assert "from step 0 to 9" in cards
         assert tab.faults == []
         tab.close()

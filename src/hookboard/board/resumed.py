@@ -1,20 +1,12 @@
 """`joined`: the health records of a fit and of those that resumed it, as one."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from hookboard.base.records import HealthRecord
-
-Verdict = Mapping[str, Any]
-
-Card = tuple[list[list[Verdict]], str]
-"""The verdicts of a card, first those that are alike, then the effects by rule; and its text."""
 
 
 def joined(records: Iterable[object]) -> HealthRecord | None:
@@ -30,25 +22,24 @@ def joined(records: Iterable[object]) -> HealthRecord | None:
 def _joined(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
     """Join the record of a fit with that of the fit that resumed it, which alone counts from its first step on.
 
-    A verdict that lasted until then and is given again is one, since the first time; one that is not given again ends.
+    The verdicts of the later fit come first; what a verdict of the earlier one says was true of that fit.
     """
     begin = min(later.steps)
     steps = tuple(step for step in earlier.steps if step < begin)
-    given = {(one["rule"], one["module"]) for one in later.verdicts}
-    before, lasting = dict[int, Verdict](), dict[tuple[str, str], Verdict]()
+    verdicts, places = list(later.verdicts), dict[int, int]()
     for place, one in enumerate(earlier.verdicts):
-        key, since = (one["rule"], one["module"]), one["since"] or 0
-        lasts = one["until"] is None or one["until"] >= begin
-        if since < begin and lasts and key in given:
-            lasting.setdefault(key, {name: one[name] for name in ("since", "batch_idx", "rows")})
-        elif since < begin:
-            before[place] = _changed(one, {"until": max(since, steps[-1])} if lasts else {})
-    after = [_changed(one, lasting.pop((one["rule"], one["module"]), {})) for one in later.verdicts]
-    cards = [*_cards(earlier, before), *_cards(later, dict(enumerate(after)))]
-    cards.sort(key=lambda card: card[0][0][0]["severity"])  # an alarm before a note
-    verdicts = sorted((one for groups, _ in cards for group in groups for one in group), key=itemgetter("severity"))
-    places = {id(one): place for place, one in enumerate(verdicts)}
-    indices = [[[places[id(one)] for one in group] for group in groups] for groups, _ in cards]
+        since, until = one["since"] or 0, one["until"]
+        if since < begin:
+            places[place] = len(verdicts)
+            lasts = until is None or until >= begin
+            verdicts.append({**one, "until": max(since, steps[-1]) if lasts else until})
+    cards, texts = list(later.cards), list(later.texts)
+    for i, card in enumerate(earlier.cards):
+        groups = [[places[place] for place in group if place in places] for group in (card["alike"], *card["effects"])]
+        alike, *effects = [group for group in groups if group] or [[]]
+        if alike:
+            cards.append({"alike": alike, "effects": effects})
+            texts += earlier.texts[i : i + 1]
     layers = tuple(dict.fromkeys([*earlier.layers, *later.layers]))
     return replace(
         later,
@@ -60,34 +51,10 @@ def _joined(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
             name: np.hstack([_values(earlier, name, layers, steps), _values(later, name, layers, later.steps)])
             for name in {**earlier.values, **later.values}
         },
-        cards=tuple({"alike": alike, "effects": effects} for alike, *effects in indices),
-        shows=earlier.shows if verdicts and verdicts[0] is before.get(0) else later.shows,
-        texts=tuple(text for _, text in cards),
+        cards=tuple(cards),
+        shows=later.shows or earlier.shows,
+        texts=tuple(texts),
     )
-
-
-def _changed(verdict: Verdict, changes: Verdict) -> Verdict:
-    changed = {**verdict, **changes}
-    return {**changed, "evidence": _dated(verdict["evidence"], verdict, changed)}
-
-
-def _dated(text: str, verdict: Verdict, changed: Verdict) -> str:
-    """Replace when a verdict held, where a text says so, by when the changed one did."""
-    return re.sub(rf"\b{_when(verdict)}\b", _when(changed), text)
-
-
-def _when(verdict: Verdict) -> str:
-    since, until = verdict["since"], verdict["until"]
-    return f"since step {since}" if until is None else f"from step {since} to {until}"
-
-
-def _cards(record: HealthRecord, shown: Mapping[int, Verdict]) -> Iterable[Card]:
-    """Yield the cards of a record with what is shown of its verdicts, by their places; leave out those without any."""
-    for card, text in zip(record.cards, [*record.texts, *[""] * len(record.cards)], strict=False):
-        groups = [[shown[place] for place in group if place in shown] for group in (card["alike"], *card["effects"])]
-        first = card["alike"][0]
-        if found := [group for group in groups if group]:
-            yield found, _dated(text, record.verdicts[first], shown.get(first, record.verdicts[first]))
 
 
 def _values(record: HealthRecord, quantity: str, layers: Sequence[str], steps: Sequence[int]) -> np.ndarray:
