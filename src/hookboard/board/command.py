@@ -19,14 +19,12 @@ from hookboard.base.messages import HookboardWarning
 from hookboard.base.rule_texts import explained, more_on, sections
 from hookboard.board.board import Board
 from hookboard.board.folders import open_folders
-from hookboard.board.logged_run import LoggedRun, health_tags, loss_tag, natural_key
+from hookboard.board.logged_run import LoggedRun, loss_tag
 from hookboard.board.one_file import page_of
 from hookboard.model.patterns import is_pattern
 
 ALARM, BAD_INPUT = 1, 2
 """Exit statuses; 0 means that there is no alarm, and nothing to warn of."""
-
-SEVERITIES = ("alarm", "note")
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
@@ -43,7 +41,7 @@ def main(given: Sequence[str] | None = None) -> int:
         but has a record that it could not read, or no run that HealthMonitor watched; otherwise 0.
 
     Raises:
-        SystemExit: the arguments are wrong, or ask for help.
+        SystemExit: the arguments are wrong, or ask for help or the version.
     """
     made = parser()
     arguments = made.parse_args(given)
@@ -62,8 +60,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="hookboard", description="Runs a script with a HealthMonitor, or shows what hookboard logged."
     )
-    shown = "show the version and exit"
-    made.add_argument("--version", action="store_const", dest="command", const=_version, help=shown)
+    made.add_argument("--version", action="version", version=f"hookboard {metadata.version('hookboard')}")
+    made.set_defaults(command=None)
     commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")
     run = commands.add_parser(
         "run",
@@ -98,11 +96,6 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("rule", nargs="*", help="the name of a rule (default: list all names)")
     explain.set_defaults(command=_explain)
     return made
-
-
-def _version(arguments: argparse.Namespace) -> int:
-    _print([f"hookboard {metadata.version('hookboard')}"])
-    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -165,7 +158,7 @@ def _report(arguments: argparse.Namespace) -> int:
     board, names = open_folders(arguments.folder)
     shown = names  # in the order in which they were given
     if len(names) > MAX_RUNS:
-        shown = sorted(names, key=lambda name: _line_of(board, name)[0])[:MAX_RUNS]
+        shown = [run["name"] for run in _worst_first(board)[:MAX_RUNS]]
     content = page_of(board, shown).encode()
     arguments.output.write_bytes(content)
     _print([f"{arguments.output}: {', '.join(shown)}, {len(content) / 1e6:.1f} MB"])
@@ -175,8 +168,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    board, names = open_folders(arguments.folder)
-    _print(_run_lines(board, names))
+    board, _ = open_folders(arguments.folder)
+    _print(_run_lines(board))
     return 0
 
 
@@ -215,38 +208,27 @@ def _wrapped(text: str, start: str) -> list[str]:
     )
 
 
-def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
-    """Yield the header and the lines of a table of runs, the worst first; runs without a health record come last.
-
-    Below a run stand the rules of its alarms, then of its notes.
-    """
-    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last measured':16}  {'loss':24}  run"
-    for _, line, rules in sorted((_line_of(board, name) for name in names), key=lambda one: one[0]):
-        yield line
-        yield from rules
-
-
-def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str, list[str]]:
-    """Return the sort key and the line of a run, and the lines with its rules."""
-    run, source = board.logged_run(name), board.source
-    looks = source.last_tensors(run=name).get(name, {})
-    seen, alarms, notes = "-", "-", "-"
-    rank: tuple[Any, ...] = (True, 0, 0, natural_key(name))
-    rules: list[str] = []
-    if run.health is not None:
-        found = {kind: Counter(v["rule"] for v in run.health.verdicts if v["severity"] == kind) for kind in SEVERITIES}
-        counts = [counted.total() for counted in found.values()]
-        (alarms, notes), rank = map(str, counts), (False, *(-count for count in counts), natural_key(name))
-        seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[health_tags(looks)[-1]].wall_time))
-        said = [f"{kind}: {', '.join(map(_counted, counted.items()))}" for kind, counted in found.items() if counted]
-        rules = _wrapped("; ".join(said), " " * 7)
-    tag = loss_tag(source.last_scalars(name).get(name, {}))
-    loss = "-"
-    if tag and len(values := source.scalars(name, [tag])[tag].values):
-        loss = f"{values[-1]:.4g} {tag}"
-    return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}", rules
+def _run_lines(board: Board) -> Iterator[str]:
+    """Yield the header and the lines of a table of runs; below a run stand the rules of its verdicts."""
+    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last point':16}  {'loss':24}  run"
+    for one in _worst_first(board):
+        name = one["name"]
+        alarms, notes = ("-" if count is None else str(count) for count in (one["alarms"], one["notes"]))
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["written"]))
+        tag = loss_tag(board.source.last_scalars(name).get(name, {}))
+        loss = f"{float(one['loss']):.4g} {tag}" if tag else "-"
+        yield f"{alarms:>6} {notes:>6} {one['step']:>9}  {written}  {loss:24}  {name}"
+        rules: dict[str, list[str]] = {}
+        counted = Counter((verdict["severity"], verdict["rule"]) for verdict in board.logged_run(name).verdicts)
+        for (severity, rule), count in counted.items():
+            rules.setdefault(severity, []).append(f"{rule} ({count})" if count > 1 else rule)
+        yield from _wrapped("; ".join(f"{severity}: {', '.join(some)}" for severity, some in rules.items()), " " * 7)
 
 
-def _counted(rule: tuple[str, int]) -> str:
-    name, count = rule
-    return f"{name} ({count})" if count > 1 else name
+def _worst_first(board: Board) -> list[dict[str, Any]]:
+    """Return what `Board.runs` says of each run; those without a health record come last."""
+
+    def rank(run: dict[str, Any]) -> tuple[bool, int, int]:
+        return run["alarms"] is None, -(run["alarms"] or 0), -(run["notes"] or 0)
+
+    return sorted(board.runs()["runs"], key=rank)
