@@ -24,14 +24,6 @@ KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
-class _Multiplexer(EventMultiplexer):  # type: ignore[misc]  # TensorBoard has no types
-    def FirstEventTimestamp(self, run: str) -> float:  # noqa: N802  # TensorBoard's name; it reads on where nothing was
-        try:
-            return float(super().FirstEventTimestamp(run))
-        except Exception as error:  # `_read` has said so
-            raise ValueError("it cannot be read") from error
-
-
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list[str]]:
     """Return what answers requests from the event files in some folders and below, and the names of their runs.
 
@@ -60,7 +52,7 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list
 
 def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
     """Return the event files in some folders, read. Of what cannot be read a warning names the folder and the cause."""
-    multiplexer = _Multiplexer(tensor_size_guidance=KEPT)
+    multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
     for place in (place for path in paths for place in _with_events(path)):
         name = Path(os.path.relpath(place, base)).as_posix()
         multiplexer.AddRun(place, name)
