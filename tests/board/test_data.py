@@ -69,6 +69,7 @@ def test_all_runs_with_our_data_are_listed_in_natural_order(board):
     assert judged["nested/recorded"] == (1, 2, False)
     recorded = next(run for run in answer["runs"] if run["name"] == "nested/recorded")
     assert (recorded["step"], recorded["loss"]) == (40, 1.0)
+    assert [run["step"] for run in answer["runs"] if run["name"] == "nested/recorded/second"] == [45]
     assert recorded["written"] <= answer["now"]
 
 
@@ -135,8 +136,6 @@ def test_without_a_record_rows_are_in_natural_order(board):
 
 def test_what_a_run_holds(board):
     _, answer = board.ask("run", run="nested/recorded")
-    assert answer["last_step"] == 40
-    assert board.ask("run", run="nested/recorded/second")[1]["last_step"] == 45
     assert answer["is_ordered"]
     assert [layer["name"] for layer in answer["layers"]] == ["net.stem", "net.10", "net.9", "net.head"]
     assert answer["layers"][1] == {
@@ -227,49 +226,14 @@ def test_only_a_row_with_values_in_one_of_two_runs_is_named(tmp_path, own, other
     assert (answer["rows"], answer["unmatched"]) == (rows, ["one"])
 
 
-def test_a_layer_has_its_own_rows_and_the_band_of_its_kind(board, log_directory):
+def test_a_layer_has_its_own_rows_of_each_series_with_a_value(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
-    found = {(series["id"], series["row"]): series for series in answer["series"]}
-    own = [
+    assert [(series["id"], series["row"]) for series in answer["series"]] == [
+        ("health/dead_fraction", "net.9"),  # its RMS was never measured
         ("train/activation/std", "net.9"),
         ("train/parameter/l2", "net.9.weight"),
         ("train/parameter/l2", "net.9.bias"),
     ]
-    assert list(found) == [("health/dead_fraction", "net.9"), *own]
-    std = found[own[0]]
-    assert_same(std["values"], cells(points(log_directory, "nested/recorded", "activation_std/net.9"), std["steps"]))
-    # The linear layers; what net.10 returned besides is another kind of tensor.
-    peers = [points(log_directory, "nested/recorded", f"activation_std/net.{name}") for name in ("10", "9", "head")]
-    values = np.array([[value for _, value in curve] for curve in peers])
-    assert std["of"] == 3
-    for name, share in (("low", 10), ("median", 50), ("high", 90)):
-        np.testing.assert_allclose(std[name], np.percentile(values, share, axis=0))
-
-
-def test_a_band_leaves_out_what_is_not_finite(board):
-    _, answer = board.ask("layer", run="nested/recorded", layer="net.10")
-    rms = answer["series"][0]
-    assert (rms["values"], rms["of"]) == ([1.0, "inf", 4.0], 3)  # at steps 0, 20, 40
-    values = runs.HEALTH_RECORD.values["activation_rms"][1:, [0, 2, 3]].astype(np.float64)
-    values[~np.isfinite(values)] = np.nan
-    for name, share in (("low", 10), ("median", 50), ("high", 90)):
-        np.testing.assert_allclose(rms[name], np.nanpercentile(values, share, axis=0))
-
-
-def test_fewer_than_three_of_a_kind_are_seen_among_all_rows(board):
-    _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
-    assert [series["of"] for series in answer["series"] if series["id"] == "train/activation/std"] == [5]
-
-
-def test_a_layer_without_its_band_has_the_same_values(board):
-    _, whole = board.ask("layer", run="nested/recorded", layer="net.9")
-    _, quick = board.ask("layer", run="nested/recorded", layer="net.9", band=0)
-    assert [(s["id"], s["row"], s["values"]) for s in quick["series"]] == [
-        (s["id"], s["row"], s["values"]) for s in whole["series"]
-    ]
-    assert {(s["of"], *s["low"], *s["high"]) for s in quick["series"] if s["id"] == "train/activation/std"} == {
-        (0, *10 * [None])
-    }
 
 
 def test_a_layer_has_the_verdicts_on_it_and_on_its_blocks(board):
@@ -315,8 +279,9 @@ def test_a_run_that_grows_is_followed(tmp_path):
         logs.write(tmp_path, later, started=2000.0)
         board.reload()
         _, run = board.ask("run", run=".")
-        assert tokens[0] == tokens[1] != board.ask("runs")[1]["runs"][0]["token"]
-        assert run["last_step"] == 20
+        listed = board.ask("runs")[1]["runs"][0]
+        assert tokens[0] == tokens[1] != listed["token"]
+        assert listed["step"] == 20
         assert len(run["series"]) == 2
         assert board.ask("map", run=".", series="train/activation/std")[1]["values"] == [[0.0, 10.0, 5.0]]
 
@@ -359,5 +324,5 @@ def test_the_layers_that_the_evidence_of_a_verdict_names(evidence, names):
     layers = {name: LayerFacts(name, (f"torch.nn.{of}",)) for name, of in types.items()}
     verdict = {**runs.VERDICT, "module": "net.1", "evidence": evidence}
     health = replace(runs.HEALTH_RECORD, verdicts=(verdict,))
-    run = LoggedRun("run", "", 0, {}, layers, True, health, [], {"net.2.weight": "net.2"})
+    run = LoggedRun("run", "", {}, layers, True, health, [], {"net.2.weight": "net.2"})
     assert [one["names"] for one in run.verdicts] == [names]

@@ -17,8 +17,7 @@ from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts, Lay
 from hookboard.board import one_file
 from hookboard.board.command import main
 from hookboard.board.folders import open_folders
-from hookboard.board.one_file import EXPORT, IMPORT, joined, modules, page_of
-from hookboard.board.plugin import packed_plotly
+from hookboard.board.one_file import EXPORT, IMPORT, joined, modules, packed_plotly, page_of
 from hookboard.board.source import Source
 
 

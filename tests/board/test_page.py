@@ -225,10 +225,35 @@ def test_a_layer_shows_what_it_is_and_its_course_among_its_kind(tab, values):
     for text in ("torch.nn.modules.Linear", "64 \N{MULTIPLICATION SIGN} 63 \N{MULTIPLICATION SIGN} 64", "weight"):
         expect(facts).to_contain_text(text)
     expect(tab.find(".side .card")).to_contain_text("dead_units")
-    chart = tab.find(".side .chart .js-plotly-plot, .side .chart.js-plotly-plot").first
-    read = "gd => JSON.stringify(Object.fromEntries(gd.data.map(({ name, y }) => [name, y])))"
-    lines = json.loads(chart.evaluate(read))
+    lines = first_chart(tab)
     np.testing.assert_allclose(lines["this layer"], values[0][ROW], rtol=1e-6)
-    like = [i for i, (_, kind, _) in enumerate(layers_of()) if kind == "Linear"]
-    np.testing.assert_allclose(lines["median of its type"], np.median(values[0][like], axis=0), rtol=1e-6)
+    assert_band(lines, values[0], [i for i, (_, kind, _) in enumerate(layers_of()) if kind == "Linear"])
     expect(tab.find(".side figcaption").first).to_contain_text("9.9 at step 10")
+
+
+def first_chart(tab):
+    """The lines of the first statistic of the layer that is open, by name."""
+    read = "gd => JSON.stringify(Object.fromEntries(gd.data.map(({ name, y }) => [name, y])))"
+    return json.loads(tab.find(".side .chart .js-plotly-plot").first.evaluate(read))
+
+
+def assert_band(lines, values, rows):
+    """The band is that of the finite values of these rows."""
+    finite = np.where(np.isfinite(values[rows]), values[rows], np.nan)
+    for name, share in {"low": 10, "median of its type": 50, "10th to 90th percentile": 90}.items():
+        np.testing.assert_allclose(lines[name], np.nanpercentile(finite, share, axis=0), rtol=1e-6)
+
+
+def test_the_band_of_a_layer_leaves_out_what_is_not_finite(tab, values):
+    tab.show(run="sick", layer="encoder.layers.3.linear1", series="health/gradient_rms")
+    assert not np.isfinite(values[1][NAMES.index("encoder.layers.3.linear2")]).all()
+    rows = [i for i, (name, kind, _) in enumerate(layers_of()) if kind == "Linear" and name != SICK]
+    zero = values[1][ROW]
+    assert (zero == 0).all()
+    assert_band(first_chart(tab), values[1], [*rows, ROW])
+
+
+def test_fewer_than_three_layers_of_a_type_are_seen_among_all(tab, values):
+    tab.show(run="sick", layer="token_embedding")
+    expect(tab.find(".side .key")).to_contain_text("median of all layers")
+    assert_band(first_chart(tab), values[0], list(range(len(NAMES))))

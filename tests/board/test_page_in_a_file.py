@@ -1,6 +1,5 @@
 """A report in a real browser. Some tests of the tab run against it too."""
 
-import gzip
 import json
 import re
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from board.runs import NASTY
 from board.sick_logs import DAY, SICK, VERDICTS, write_deep, write_foreign, write_run
 
 from hookboard.board import answers
-from hookboard.board.board import packed_json
+from hookboard.board.board import json_text
 from hookboard.board.folders import open_folders
 from hookboard.board.one_file import page_of
 
@@ -83,7 +82,7 @@ def asked(tab, route, **parameters):
 
 def written(answer):
     """An answer as it is in JSON."""
-    return json.loads(gzip.decompress(packed_json(answer)))
+    return json.loads(json_text(answer))
 
 
 def test_its_answers_are_those_of_the_server(tab, page_logs):
@@ -92,7 +91,7 @@ def test_its_answers_are_those_of_the_server(tab, page_logs):
     assert {run["name"] for run in asked(tab, "runs")["runs"]} == {*names}
     assert asked(tab, "run", run="sick") == written(board.run(sick))
     for layer in (SICK, "head"):
-        assert asked(tab, "layer", run="sick", layer=layer) == written(board.layer(sick, layer, 400, True))
+        assert asked(tab, "layer", run="sick", layer=layer) == written(board.layer(sick, layer))
     against = written(board.map(sick, "health/gradient_rms", 400, (twin, "health/gradient_rms")))
     assert asked(tab, "map", run="sick", series="health/gradient_rms", against="twin") == against
     assert asked(tab, "histogram", run="drawn", tag="activations/net.0") == board.histogram(drawn, "activations/net.0")

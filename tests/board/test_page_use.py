@@ -415,14 +415,20 @@ def test_what_is_alike_and_what_follows_is_folded_on_the_card_and_opened_by_the_
 
 
 def test_a_run_that_grows_is_followed_and_what_is_seen_stays(tab, page_logs):
-    tab.show(run="young", row="head", how="linear")
+    tab.show(run="young", row="head", how="linear", layer="head")
     expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[9]}")
     write_run(page_logs / "young", has_record=False, steps=STEPS[10:14])
-    asked = f"{tab.address}/data/plugin/hookboard/run?run=young"
-    tab.until(lambda: tab.page.request.get(asked).json()["last_step"] == STEPS[13])  # the server has read it
+    asked = f"{tab.address}/data/plugin/hookboard/runs"
+
+    def last_step():
+        return next(run["step"] for run in tab.page.request.get(asked).json()["runs"] if run["name"] == "young")
+
+    tab.until(lambda: last_step() == STEPS[13])  # the server has read it
     tab.page.locator(".reload-button").click()
     expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[13]}", timeout=20_000)
     assert (tab.state["row"], tab.state["how"]) == ("head", "linear")
+    steps = "gd => gd.data.find(({ name }) => name === 'this layer').x"
+    tab.until(lambda: tab.find(".side .js-plotly-plot").first.evaluate(steps) == list(STEPS[:14]))
 
 
 def test_an_empty_log_directory_says_what_to_do(chromium, tab):

@@ -49,7 +49,6 @@ WRONG = {
     ),
     "no layer": ("layer", {"run": "."}, 400, "needs a non-empty parameter 'layer'"),
     "an unknown layer": ("layer", {"run": ".", "layer": "net.00"}, 404, "did you mean 'net.0'"),
-    "half a band": ("layer", {"run": ".", "layer": "net.0", "band": "yes"}, 400, "band='yes'"),
     "an unknown histogram": ("histogram", {"run": ".", "tag": "x"}, 404, "unknown histogram 'x'"),
     "an unknown key": ("picture", {"key": "x"}, 400, "no such picture"),
 }

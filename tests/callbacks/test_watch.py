@@ -480,7 +480,7 @@ def test_tags_of_a_model_that_is_one_layer_call_it_model_and_belong_to_it_in_the
         sgd.step()
     writer.close()
     board, (name,) = open_folders([tmp_path])
-    page = board.layer(board.logged_run(name), "", 10, has_band=False)
+    page = board.layer(board.logged_run(name), "")
     assert {"kernels/model", "activations/model"} <= {one["tag"] for one in page["pictures"] + page["histograms"]}
     assert ("train/activation/mean", "model") in [(one["id"], one["row"]) for one in page["series"]]
     assert "model" not in board.logged_run(name).layers

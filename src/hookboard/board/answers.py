@@ -1,15 +1,17 @@
 """The answers that a report holds: those of the tab's server, with fewer columns and digits."""
 
 import base64
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hookboard.board.board import Answer, Bands, Board
+from hookboard.board.board import Answer, Board
 from hookboard.board.logged_run import LoggedRun
 from hookboard.board.plugin import picture_type
 
 Request = list[str]
-"""A route and its parameters, in the order in which the page gives them, without `columns` and `band`."""
+"""A route and its parameters, in the order in which the page gives them, without `columns`."""
 
 DIGITS = 4
 """How many significant digits numbers have."""
@@ -27,22 +29,15 @@ MIN_LIST = 8
 def answers_of(board: Board, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:
     """Return each request that the page may make of some runs, with the answer."""
     listed = {"runs": [run for run in board.runs()["runs"] if run["name"] in names], "hint": ""}
+    found: list[tuple[Request, Answer]] = [(["runs"], listed)]
     runs = [board.logged_run(name) for name in names]
     room = _Room()
-    found: list[tuple[Request, Answer]] = [(["runs"], listed)]
     for run in runs:
-        found += _maps(board, run, runs, columns)
-        bands: Bands = {}
-        layers = [board.layer(run, layer, columns, True, bands) for layer in run.layers]
-        # Those with a verdict first: histograms and pictures of others may be left out.
-        for answer in sorted(layers, key=lambda answer: not answer["verdicts"]):
-            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(board, run, one)]
-            answer["pictures"] = list(room.pictures(board, answer["pictures"]))
-            found.append((["layer", run.name, answer["layer"]["name"]], answer))
+        found += [*_maps(board, run, runs, columns), *_layers(board, run, room)]
+    for run in runs:
         answer = board.run(run)
-        answer["warnings"] = [*answer["warnings"], *room.warnings()]
-        found.append((["run", run.name], answer))
-    return found + room.histograms
+        found.append((["run", run.name], {**answer, "warnings": [*answer["warnings"], *room.warnings()]}))
+    return found
 
 
 def _maps(board: Board, run: LoggedRun, runs: Iterable[LoggedRun], columns: int) -> Iterator[tuple[Request, Answer]]:
@@ -63,44 +58,51 @@ class _Room:
     """Counts how many histogram numbers and picture bytes still fit into the report, and what did not fit."""
 
     def __init__(self) -> None:
-        self.numbers, self.bytes = MAX_HISTOGRAM_NUMBERS, MAX_PICTURE_BYTES
-        self.histograms: list[tuple[Request, Answer]] = []
-        self.left_out = {"histogram": 0, "picture": 0}
+        self.left: dict[str, float] = {"histogram": MAX_HISTOGRAM_NUMBERS, "picture": MAX_PICTURE_BYTES}
+        self.left_out: Counter[str] = Counter()
 
-    def take_histogram(self, board: Board, run: LoggedRun, one: dict[str, str]) -> bool:
-        """Add a histogram to `histograms`, thinned to some of its steps; return False if it does not fit."""
-        answer = board.histogram(run, one["tag"])
-        last = len(answer["steps"]) - 1
-        kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})
-        for field in ("steps", "left", "right", "counts"):
-            answer[field] = [answer[field][i] for i in kept]
-        size = 3 * sum(map(len, answer["counts"]))
-        if size > self.numbers:
-            self.left_out["histogram"] += 1
-            return False
-        self.numbers -= size
-        self.histograms.append((["histogram", run.name, one["tag"]], answer))
-        return True
-
-    def pictures(self, board: Board, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the last picture of each tag, as a `data:` URL in place of its key; leave out those that do not fit."""
-        for one in listed:
-            data = board.source.picture(one["keys"][-1])
-            mime = picture_type(data)
-            if mime is None or len(data) > self.bytes:
-                self.left_out["picture"] += 1
-                continue
-            self.bytes -= len(data)
-            key = f"data:{mime};base64,{base64.b64encode(data).decode()}"
-            yield {**one, "steps": one["steps"][-1:], "keys": [key]}
+    def takes(self, kind: str, size: float) -> bool:
+        fits = size <= self.left[kind]
+        if fits:
+            self.left[kind] -= size
+        else:
+            self.left_out[kind] += 1
+        return fits
 
     def warnings(self) -> Iterator[str]:
-        """Yield a sentence for each kind of thing that was left out so far of this run, and begin anew."""
         for kind, count in self.left_out.items():
-            if count:
-                what = f"{count} {kind}{'s' if count > 1 else ''}"
-                yield f"This report leaves out {what} to stay small; the tab in TensorBoard shows everything."
-                self.left_out[kind] = 0
+            what = f"{count} {kind}{'s' if count > 1 else ''}"
+            yield f"This report leaves out {what} to stay small; the tab in TensorBoard shows everything."
+
+
+def _layers(board: Board, run: LoggedRun, room: _Room) -> Iterator[tuple[Request, Answer]]:
+    """Yield the page of each layer with its histograms and pictures, those with a verdict first: not all may fit."""
+    answers = [board.layer(run, layer) for layer in run.layers]
+    for answer in sorted(answers, key=lambda answer: not answer["verdicts"]):
+        histograms, pictures = [], []
+        for one in answer["histograms"]:
+            thinned = _thinned(board.histogram(run, one["tag"]))
+            if room.takes("histogram", 3 * sum(map(len, thinned["counts"]))):
+                histograms.append(one)
+                yield ["histogram", run.name, one["tag"]], thinned
+        for one in answer["pictures"]:
+            data = board.source.picture(one["keys"][-1])
+            mime = picture_type(data)
+            if room.takes("picture", len(data) if mime else math.inf):
+                key = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+                pictures.append({**one, "steps": one["steps"][-1:], "keys": [key]})
+        yield (
+            ["layer", run.name, answer["layer"]["name"]],
+            {**answer, "histograms": histograms, "pictures": pictures},
+        )
+
+
+def _thinned(histogram: Answer) -> Answer:
+    """Return a histogram at MAX_HISTOGRAM_STEPS of its steps, evenly chosen."""
+    last = len(histogram["steps"]) - 1
+    kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})
+    columns = {name: [histogram[name][i] for i in kept] for name in ("steps", "left", "right", "counts")}
+    return {**histogram, **columns}
 
 
 def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
@@ -114,7 +116,7 @@ def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
         return {name: pooled(one, lists) for name, one in value.items()}
-    if not isinstance(value, list | tuple | Iterator):
+    if not isinstance(value, list | tuple):
         return value
     items = [pooled(one, lists) for one in value]
     if len(items) < MIN_LIST or any(isinstance(one, dict | list) for one in items):

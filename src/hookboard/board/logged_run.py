@@ -1,6 +1,7 @@
 """`LoggedRun`: which series, layers and verdicts the event files of a run hold."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,7 +9,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from hookboard.base.messages import listed
 from hookboard.base.records import (
     HEALTH,
     LAYERS,
@@ -22,7 +22,7 @@ from hookboard.base.records import (
     layers_record,
 )
 from hookboard.board.resumed import joined
-from hookboard.board.source import LastPoint, Source
+from hookboard.board.source import LastPoint, Source, json_numbers
 from hookboard.model.sites import MODEL, ROLES, Stage, Tag, read_scalar_tag
 
 Natural = tuple[tuple[bool, int, str], ...]
@@ -177,51 +177,30 @@ def _order(one: Series) -> tuple[int, int, int, str]:
     return get_args(Stage).index(one.stage), _KINDS.index(one.kind), place, one.statistic
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What a list of runs says of one.
-
-    Args:
-        token: a text that changes with every new point.
-        written: when its last point was written, in seconds since 1970.
-        step: the last step of all its points.
-        loss: the last value of what most likely is the training loss; None without one.
-        alarms: number of alarms; None if HealthMonitor did not watch it, or its record cannot be read.
-        notes: the same of notes.
-        is_over: True if HealthMonitor has seen the end of the fit.
-    """
-
-    name: str
-    token: str
-    written: int
-    step: int
-    loss: float | None
-    alarms: int | None = None
-    notes: int | None = None
-    is_over: bool = False
-
-
 def summary_of(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
-) -> RunSummary:
-    """Return the summary of a run; of its records only the fields of the health record are read, not its numbers."""
+) -> dict[str, Any]:
+    """Return what a list of runs says of one, for JSON.
+
+    It has `name`; `token`, see `token_of`; `written`, when its last point was written, in seconds since 1970; `step`,
+    the last of all its points; `loss`, the last value of what most likely is the training loss, None without one; the
+    numbers of its `alarms` and `notes`, None if HealthMonitor did not watch it, or its record cannot be read; and
+    `is_over`, True if HealthMonitor has seen the end of the fit.
+    """
     lasts, tag = [*scalars.values(), *records.values()], loss_tag(scalars)
-    summary = RunSummary(
-        name,
-        token_of(scalars, records),
-        int(max(last.wall_time for last in lasts)),
-        max(last.step for last in lasts),
-        scalars[tag].value if tag else None,
-    )
+    # Not the numbers of the record. Where it cannot be read, the warnings of the run itself say so.
     health = joined(_record(source, name, tag, has_values=False) for tag in health_tags(records))
-    if health is None:  # where a record cannot be read, the warnings of the run itself say so
-        return summary
-    alarms = sum(verdict["severity"] == "alarm" for verdict in health.verdicts)
-    return replace(summary, alarms=alarms, notes=len(health.verdicts) - alarms, is_over=health.is_over)
-
-
-MAX_RECORDS = 100
-"""Maximum number of records of a run that are read: each callback that logs numbers writes one."""
+    counted = Counter(verdict["severity"] for verdict in health.verdicts) if health else None
+    return {
+        "name": name,
+        "token": token_of(scalars, records),
+        "written": int(max(last.wall_time for last in lasts)),
+        "step": max(last.step for last in lasts),
+        "loss": json_numbers([scalars[tag].value])[0] if tag else None,
+        "alarms": counted["alarm"] if counted is not None else None,
+        "notes": counted["note"] if counted is not None else None,
+        "is_over": health is not None and health.is_over,
+    }
 
 
 @dataclass(frozen=True)
@@ -230,7 +209,6 @@ class LoggedRun:
 
     Args:
         token: a text that changes with every new point.
-        last_step: the last step of everything that is shown.
         series: id to series.
         layers: name to facts, in the order in which the layers ran, or in natural order if that is unknown.
         is_ordered: True if that order is known.
@@ -241,7 +219,6 @@ class LoggedRun:
 
     name: str
     token: str
-    last_step: int
     series: dict[str, Series]
     layers: dict[str, LayerFacts]
     is_ordered: bool
@@ -327,9 +304,7 @@ def read_run(
     owners = {parameter: layer.name for layer in facts.values() for parameter in layer.parameters}
     read = read_tags(scalars, [layer or MODEL for layer in facts])
     series = series_of_health(health.values if health else ()) | series_of(read)
-    steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
-    last, token = max(steps, default=0), token_of(scalars, records)
-    run = LoggedRun(name, token, last, series, facts, bool(orders), health, warnings, owners)
+    run = LoggedRun(name, token_of(scalars, records), series, facts, bool(orders), health, warnings, owners)
     rest = {run.layer_of(row, one.kind) for one in series.values() for row in one.tags} - facts.keys()
     facts |= {name: LayerFacts(name) for name in sorted(rest, key=natural_key)}  # layers of which only tags tell
     return run
@@ -350,20 +325,18 @@ def health_tags(records: Mapping[str, LastPoint]) -> list[str]:
 def _records(
     source: Source, run: str, records: Mapping[str, LastPoint]
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
-    """Read at most MAX_RECORDS records of a run, and return warnings about those that were not read."""
+    """Read the records of a run, and return warnings about those that cannot be read."""
     wanted = [*health_tags(records), *sorted(tag for tag in records if tag.startswith(f"{LAYERS}/"))]
-    read = [_record(source, run, tag) for tag in wanted[:MAX_RECORDS]]
-    warnings = [one for one in read if isinstance(one, str)]
-    if rest := wanted[MAX_RECORDS:]:
-        warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records were read; skipped: {listed(rest, 3)}.")
-    return [one for one in read if isinstance(one, LayersRecord)], joined(read), warnings
+    read = [_record(source, run, tag) for tag in wanted]
+    layers = [one for one in read if isinstance(one, LayersRecord)]
+    return layers, joined(read), [one for one in read if isinstance(one, str)]
 
 
 def _record(source: Source, run: str, tag: str, has_values: bool = True) -> LayersRecord | HealthRecord | str:
     """Read the last record of a tag; return a sentence if it cannot be read."""
     try:
         points = source.tensors(run, [tag], PLUGIN, 1).get(tag)
-        strings = _strings(points[-1][1]) if points else []
+        strings = np.ravel(points[-1][1]).tolist() if points else []
         if not _is_of_health(tag):
             return layers_record(strings)
         record = health_record(strings, has_values)
@@ -389,13 +362,6 @@ def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
     cause = given.get("follows_from")
     rows = tuple(map(as_int64, given.get("rows") or ()))
     return words | steps | {"follows_from": tuple(str(part) for part in cause)[:2] if cause else None, "rows": rows}
-
-
-def _strings(tensor: np.ndarray) -> Sequence[bytes]:
-    strings: list[Any] = np.ravel(tensor).tolist()
-    if not all(isinstance(one, bytes) for one in strings):
-        raise ValueError(f"not a hookboard record: its tensor has dtype {tensor.dtype}, not strings")
-    return strings
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:

@@ -4,19 +4,19 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hookboard.board.answers import answers_of, pooled
-from hookboard.board.board import Answer, Board
+from hookboard.board.board import Answer, Board, json_text
 from hookboard.board.folders import open_folders
-from hookboard.board.plugin import STATIC, packed_plotly
+from hookboard.board.plugin import PLOTLY, STATIC
 
 OWN_STATIC = Path(__file__).parent / "report"
 
@@ -79,8 +79,8 @@ def page_in(folder: Path) -> str:
 
 def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str], project: str) -> str:
     lists: dict[tuple[Any, ...], int] = {}
-    texts = {"answers": _json(pooled(answers, lists)), "lists": _json(list(lists))}
-    data = {name: gzip.compress(text, mtime=0) for name, text in texts.items()} | {"plotly": packed_plotly()}
+    texts = {"answers": json_text(pooled(answers, lists)), "lists": json_text(list(lists))}
+    data = {name: gzip.compress(text.encode(), mtime=0) for name, text in texts.items()} | {"plotly": packed_plotly()}
     code = joined(modules())
     listed = next(answer["runs"] for (route, *_), answer in answers if route == "runs")
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(run["written"] for run in listed)))
@@ -103,6 +103,12 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str], pro
         ),
         code=code,
     )
+
+
+@cache
+def packed_plotly() -> bytes:
+    """Return plotly's JavaScript, gzipped."""
+    return gzip.compress(PLOTLY.read_bytes(), mtime=0)
 
 
 def modules() -> dict[str, str]:
@@ -149,7 +155,3 @@ def policy(code: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}' 'strict-dynamic'; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

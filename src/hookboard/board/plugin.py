@@ -1,9 +1,6 @@
 """`HookboardPlugin`: the tab in TensorBoard. Parses requests, and refuses wrong ones with a reason."""
 
-import gzip
-import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
 from hookboard.base.records import PLUGIN
-from hookboard.board.board import Answer, Board, Cache, packed_json
+from hookboard.board.board import Answer, Board, Cache, json_text
 from hookboard.board.logged_run import LoggedRun, is_of_hookboard
 from hookboard.board.source import RefusalError, Source
 
@@ -31,8 +28,6 @@ PICTURE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg
 
 DAY_SECONDS = 24 * 3600
 
-MAX_CACHED_BYTES = 256 << 20
-
 MAX_COLUMNS = 2000
 
 
@@ -43,21 +38,21 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         self._provider = context.data_provider
-        self._cache = Cache(MAX_CACHED_BYTES)
+        self._cache = Cache()
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return the paths that are served, each with the function that answers."""
-        asked: dict[str, Callable[[Board, Request], Answer]] = {
+        answers: dict[str, Callable[[Board, Request], Answer | Response]] = {
             "/runs": lambda board, request: board.runs(),
             "/run": lambda board, request: board.run(_run(board, request)),
+            "/map": _map,
             "/layer": _layer,
             "/histogram": lambda board, request: board.histogram(_run(board, request), _given(request, "tag")),
+            "/picture": _picture,
+            "/plotly.js": _file(PLOTLY, DAY_SECONDS),
         }
-        apps = {"/map": self._app(_map), "/picture": self._app(_picture), "/plotly.js": self._app(_plotly)}
-        apps |= {path: self._app(_json(answer)) for path, answer in asked.items()}
-        return apps | {
-            f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in FILE_TYPES
-        }
+        answers |= {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in FILE_TYPES}
+        return {path: self._app(answer) for path, answer in answers.items()}
 
     def is_active(self) -> bool:
         """Return True if any run in the log directory has a built-in statistic of hookboard among its scalars.
@@ -71,21 +66,22 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         """Return the page's first module and the name of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Hookboard")
 
-    def _app(self, answer: Callable[[Board, Request], Response]) -> Any:
+    def _app(self, answer: Callable[[Board, Request], Answer | Response]) -> Any:
         def app(request: Request) -> Response:
             # TensorBoard has imported it before. Without TensorBoard, it would warn of an old library in it.
             from tensorboard import plugin_util
 
             if request.method not in ("GET", "HEAD"):
-                return _fault(request, f"method {request.method} is not supported; use GET.", 405)
+                return _json(request, {"error": f"method {request.method} is not supported; use GET."}, 405)
             context, experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
             try:
-                return answer(Board(Source(self._provider, context, experiment), self._cache), request)
+                said = answer(Board(Source(self._provider, context, experiment), self._cache), request)
+                return said if isinstance(said, Response) else _json(request, said)
             except RefusalError as error:
-                return _fault(request, str(error), error.code)
+                return _json(request, {"error": str(error)}, error.code)
             except Exception as error:  # for the tab to show; TensorBoard would answer a bare 500
                 tb_logging.get_logger().exception("hookboard could not answer %s", request.full_path)
-                return _fault(request, f"hookboard failed with an internal error: {error!r}", 500)
+                return _json(request, {"error": f"hookboard failed with an internal error: {error!r}"}, 500)
 
         return Request.application(app)
 
@@ -94,21 +90,17 @@ def _run(board: Board, request: Request, name: str = "run") -> LoggedRun:
     return board.logged_run(_given(request, name))
 
 
-def _map(board: Board, request: Request) -> Response:
+def _map(board: Board, request: Request) -> Answer:
     run, series, columns = _run(board, request), _given(request, "series"), _columns(request)
     against = None
     if "against" in request.args:
         against = _run(board, request, "against"), request.args.get("against_series") or series
-    return _packed(request, board.packed_map(run, series, columns, against))
+    return board.map(run, series, columns, against)
 
 
 def _layer(board: Board, request: Request) -> Answer:
-    run, columns = _run(board, request), _columns(request)
     layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
-    band = request.args.get("band", "1")
-    if band not in ("0", "1"):
-        raise RefusalError(f"band={band!r} is invalid: use 1 (show the band, the default) or 0.")
-    return board.layer(run, layer, columns, band == "1")
+    return board.layer(_run(board, request), layer)
 
 
 def _given(request: Request, name: str) -> str:
@@ -126,16 +118,8 @@ def _columns(request: Request) -> int:
     return int(given)
 
 
-def _json(answer: Callable[[Board, Request], Answer]) -> Callable[[Board, Request], Response]:
-    return lambda board, request: _packed(request, packed_json(answer(board, request)))
-
-
-def _packed(request: Request, content: bytes) -> Response:
-    return _response(request, content, "application/json", content_encoding="gzip")
-
-
-def _fault(request: Request, text: str, code: int) -> Response:
-    return _response(request, json.dumps({"error": text}), "application/json", code=code)
+def _json(request: Request, answer: Answer, code: int = 200) -> Response:
+    return _response(request, json_text(answer), "application/json", code=code)
 
 
 def _picture(board: Board, request: Request) -> Response:
@@ -152,24 +136,10 @@ def picture_type(picture: bytes) -> str | None:
     return next((mime for start, mime in PICTURE_TYPES.items() if picture.startswith(start)), None)
 
 
-def _file(path: Path) -> Callable[[Board, Request], Response]:
-    def respond(board: Board, request: Request) -> Response:
-        return _response(request, path.read_bytes(), FILE_TYPES[path.suffix])
-
-    return respond
+def _file(path: Path, expires: int = 0) -> Callable[[Board, Request], Response]:
+    return lambda board, request: _response(request, path.read_bytes(), FILE_TYPES[path.suffix], expires=expires)
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """Return TensorBoard's response, unpacked if the content is gzip and the browser does not accept it."""
-    response: Response = http_util.Respond(request, content, mime, **options)
+    response: Response = http_util.Respond(request, content, mime, **options)  # gzipped, if the browser takes that
     return response
-
-
-def _plotly(board: Board, request: Request) -> Response:
-    return _response(request, packed_plotly(), "text/javascript", expires=DAY_SECONDS, content_encoding="gzip")
-
-
-@cache
-def packed_plotly() -> bytes:
-    """Return plotly's JavaScript, gzipped."""
-    return gzip.compress(PLOTLY.read_bytes(), mtime=0)

@@ -1,6 +1,5 @@
 """`Source`: what TensorBoard's data provider holds, as curves and tensors, from its fast and its slow loader alike."""
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 from tensorboard.data.provider import RunTagFilter
 from tensorboard.errors import PublicError
 
-from hookboard.base.messages import listed, unknown
+from hookboard.base.messages import unknown
 from hookboard.base.records import MAX_NAME_CHARS, PLUGIN
 
 
@@ -30,10 +29,6 @@ def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
     RefusalError("unknown run 'lightnin_logs'; did you mean 'lightning_logs'? Valid: lightning_logs.")
     """
     return RefusalError(str(unknown(kind, given, valid)), 404)
-
-
-CURVES_AT_ONCE = 1000
-"""How many curves' steps are copied at a time when columns are chosen."""
 
 
 class Curve(NamedTuple):
@@ -63,9 +58,7 @@ def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
 
     A column stands for the steps since the previous column. A single one is the last step.
     """
-    steps, rest = np.zeros(0, np.int64), iter(curves)
-    while some := [curve.steps for curve in itertools.islice(rest, CURVES_AT_ONCE)]:
-        steps = np.unique(np.concatenate([steps, *some]))
+    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(curve.steps for curve in curves)]))
     if len(steps) <= most:
         return steps
     chosen = np.linspace(len(steps) - 1, 0, most).round().astype(np.intp)[::-1]  # of a single column, the last
@@ -180,28 +173,23 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Return (step, tensor) pairs of each tag that exists, or raise a `RefusalError` if they cannot be read.
+        """Return (step, tensor) pairs of each tag that exists; damaged ones raise any error.
 
         Of more than `most`, TensorBoard chooses this many, always with the last.
         """
-        try:
-            found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
-        except Exception as error:  # providers raise what the conversion of each sort of nonsense leads them to
-            raise RefusalError(
-                f"run {run!r}: the data of {listed(map(repr, tags))} cannot be read as tensors ({error!r})."
-            ) from error
+        found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 
     def picture_tags(self, run: str) -> list[str]:
         """Return the tags of all pictures."""
         return list(self._of_plugin("list_blob_sequences", IMAGES, _filter(run)).get(run, {}))
 
-    def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, list[str]]]]:
-        """Return (step, keys of its pictures) pairs of each tag; `picture` takes a key."""
+    def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, str]]]:
+        """Return (step, key of its first picture) pairs of each tag; `picture` takes a key."""
         found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), MAX_POINTS) if tags else {}
         # The first two are the width and the height.
         return {
-            tag: [(p.step, [value.blob_key for value in p.values[2:]]) for p in points]
+            tag: [(p.step, p.values[2].blob_key) for p in points if len(p.values) > 2]
             for tag, points in found.get(run, {}).items()
         }
 

@@ -4,7 +4,7 @@ import { answerFrom } from "./data.js";
 import { runScript } from "./dom.js";
 import { startPage } from "./page.js";
 
-const UNSAID = ["columns", "band"]; // parameters for which a report has one answer only
+const UNSAID = ["columns"]; // parameters for which a report has one answer only
 
 /** Return the text of an element that holds gzipped text in base64. */
 async function unpacked(id) {

@@ -1,6 +1,5 @@
 /** Exports numbers as CSV and plots as PNG. */
 
-import { decoded } from "./data.js";
 import { forPlotly, named, several, shortened, titled } from "./dom.js";
 import { seriesAxes, seriesTraces } from "./layer.js";
 import { framesOf, stepMarks, tracesOf } from "./map.js";
@@ -62,9 +61,9 @@ export function depthTable({ halves, rows }) {
 }
 
 /** Return a table of the statistics of a layer. */
-export function layerTable({ series }) {
+export function layerTable(series) {
   const body = series.flatMap((one) => {
-    const columns = [one.values, one.low, one.median, one.high].map(decoded);
+    const columns = [one.values, one.low, one.median, one.high];
     return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => exported(column[i], one.id))]);
   });
   return [["statistic", "row", "step", "value", "p10 of the type", "median of the type", "p90 of the type"], ...body];
@@ -160,16 +159,16 @@ export function depthFigure(drawn, { halves, rows }, colours, title) {
 }
 
 /** Return the statistics of a layer as one figure, one chart below the other from the first to the last step of `ends`. */
-export function layerFigure(answer, ends, colours, title) {
-  const count = answer.series.length || 1;
-  const top = 60 + 18 * answer.verdicts.length;
+export function layerFigure(series, verdicts, ends, colours, title) {
+  const count = series.length || 1;
+  const top = 60 + 18 * verdicts.length;
   const layout = { ...frame(colours, title), width: 900, height: count * 150 + 30 + top, margin: { l: 80, r: 20, t: top, b: 40 }, annotations: [] };
-  const said = answer.verdicts.map((verdict) => {
+  const said = verdicts.map((verdict) => {
     const { severity, rule } = verdict;
     return coloured(forPlotly(`${SYMBOLS[severity]} ${severity}: ${rule} ${whenOf(verdict)}`), colours[severity]);
   });
   layout.title.text += said.map((text) => `<br><span style="font-size:12px">${text}</span>`).join("");
-  const data = answer.series.flatMap((one, i) => {
+  const data = series.flatMap((one, i) => {
     const name = i ? String(i + 1) : "";
     const [end, bottom] = [1 - (i + 0.12) / count, 1 - (i + 0.75) / count];
     const { x, y } = seriesAxes(one, ends, colours);

@@ -1,6 +1,6 @@
 /** Draws one layer: its type and shapes, verdicts, statistics and histograms over steps, and pictures. */
 
-import { ask, decoded, pictureUrl } from "./data.js";
+import { ask, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
 import { columnOf, frozenOf, partnerOf } from "./model.js";
 import { rounded, textsOf } from "./scale.js";
@@ -88,7 +88,8 @@ const HIGH = 112;
  * @param {Object} answer the server's answer to `layer`.
  * @param {Object} context `run` (its name), `steps` (first and last of the map), `shown` (the id of the series that
  *   the map shows), `colours`, `like` (the layers that the band describes), `now()` (the step of the cursor), `go(step)` for a click into a chart,
- *   and `open(layer)` for one on a verdict on another layer.
+ *   `open(layer)` for one on a verdict on another layer, `withCourse(one)` (resolves to a statistic with its course), and `places` (of the
+ *   charts when this layer was drawn before).
  */
 export function drawLayer(panel, answer, context) {
   const { layer, series, histograms, pictures, verdicts } = answer;
@@ -98,10 +99,15 @@ export function drawLayer(panel, answer, context) {
   const place = ({ id }) => (id === shown?.id ? 0 : id === partner?.id ? 1 : 2);
   const ordered = [...series].sort((a, b) => place(a) - place(b));
   const lead = Math.max(ordered.filter((one) => place(one) < 2).length, 1); // charts above histograms and pictures
-  const charts = ordered.map((one) => ({ one, place: element("div", { class: "chart" }) }));
-  const tensors = histograms.map((one) => ({ one, place: element("div", { class: "chart" }) }));
+  const placed = (one) => {
+    const key = JSON.stringify([one.id ?? one.tag, one.row]);
+    if (!context.places.has(key)) context.places.set(key, element("div", { class: "chart" }));
+    return { one, place: context.places.get(key) };
+  };
+  const charts = ordered.map(placed);
+  const tensors = histograms.map(placed);
   const heading = (text) => element("h3", { text });
-  const chartOf = ({ one, place }) => figure(labelOf(one, layer), place, (step) => valueAt(one, step));
+  const chartOf = ({ one, place }) => figure(labelOf(one, layer), place, (step) => valueAt(place.course, step));
   const isElsewhere = ({ module }) => module !== "" && module !== layer.name;
   panel.replaceChildren(
     factsOf(layer),
@@ -115,28 +121,34 @@ export function drawLayer(panel, answer, context) {
     ...(charts.length > lead ? [heading("More statistics over steps")] : []),
     ...charts.slice(lead).map(chartOf),
   );
-  charts.forEach(({ one, place }) => whenSeen(place, () => drawSeries(place, one, width, context)));
-  tensors.forEach(({ one, place }) => whenSeen(place, () => drawTensor(place, one, width, context)));
+  charts.forEach(({ one, place }) => {
+    const asked = () => context.withCourse(one);
+    drawWhenSeen(place, asked, (course) => drawSeries(place, course, width, context));
+  });
+  tensors.forEach(({ one, place }) => {
+    const asked = () => ask("histogram", { run: context.run, tag: one.tag });
+    drawWhenSeen(place, asked, (given) => drawHistogram(place, given, width, context));
+  });
 }
 
-/** Draw a chart when it scrolls into view: a layer may have dozens. */
-function whenSeen(place, act) {
+/** Request and draw a chart when it scrolls into view: a layer may have dozens. */
+function drawWhenSeen(place, request, draw) {
   place.style.minHeight = `${HIGH}px`;
+  place.watch?.disconnect(); // it has waited in vain since the layer was drawn before
   const watch = new IntersectionObserver(
     (found) => {
       if (!found.some(({ isIntersecting: is }) => is)) return;
       watch.disconnect();
-      act();
+      const asked = request();
+      place.asked = asked;
+      asked
+        .then((answer) => place.isConnected && place.asked === asked && draw(answer))
+        .catch((error) => (place.textContent = error.message));
     },
     { rootMargin: "200px" },
   );
+  place.watch = watch;
   watch.observe(place);
-}
-
-function drawTensor(place, one, width, context) {
-  ask("histogram", { run: context.run, tag: one.tag })
-    .then((given) => place.isConnected && drawHistogram(place, given, width, context))
-    .catch((error) => (place.textContent = error.message));
 }
 
 /** Make a figure with a caption and, for a statistic, its value at the cursor's step. */
@@ -192,7 +204,7 @@ function keyOf(colours, like) {
 
 /** Return the traces of a statistic of a layer, for the page and for exports. */
 export function seriesTraces(one, colours) {
-  const [values, low, middle, high] = [one.values, one.low, one.median, one.high].map(decoded);
+  const { values, low, median: middle, high } = one;
   const isLog = isLogarithmic(one);
   const drawn = (cells) => cells.map((cell) => (cell === null || !Number.isFinite(cell) || (isLog && cell <= 0) ? null : cell));
   // On a logarithmic axis, a band down to 0 extends below the end of the axis.
@@ -222,14 +234,14 @@ export function seriesTraces(one, colours) {
 }
 
 function isLogarithmic(one) {
-  return one.scale === "log" && decoded(one.values).some((value) => value > 0);
+  return one.scale === "log" && one.values.some((value) => value > 0);
 }
 
 /** Return the axes of a statistic of a layer. */
 export function seriesAxes(one, [first, last], colours) {
   const isLog = isLogarithmic(one);
   const axis = { gridcolor: colours.line, linecolor: colours.line, zeroline: false, tickfont: { size: 11 }, fixedrange: true };
-  const values = [one.values, one.low, one.high].flatMap(decoded).filter((v) => v !== null && Number.isFinite(v) && (!isLog || v > 0));
+  const values = [one.values, one.low, one.high].flat().filter((v) => v !== null && Number.isFinite(v) && (!isLog || v > 0));
   const at = isLog ? values.map(Math.log10) : values;
   let [low, high] = at.length ? [Math.min(...at), Math.max(...at)] : [0, 1];
   const room = Math.max((high - low) * 0.08, isLog ? 0.05 : Math.abs(high) * 0.02 || 0.05);
@@ -258,10 +270,13 @@ function drawSeries(place, one, width, context) {
     width, height: HIGH, margin: MARGIN, showlegend: false, hovermode: "closest", xaxis: x, yaxis: y, dragmode: false,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: context.colours.faint, size: 11 },
   }; // prettier-ignore
-  window.Plotly.newPlot(place, seriesTraces(one, context.colours), layout, { displayModeBar: false });
-  place.append(nowLine(context.now(), x.range, width));
-  place.addEventListener("click", (event) => {
-    const share = (event.clientX - place.getBoundingClientRect().left - MARGIN.l) / (width - MARGIN.l - MARGIN.r);
+  const inside = element("div");
+  place.replaceChildren(inside, nowLine(context.now(), x.range, width));
+  window.Plotly.newPlot(inside, seriesTraces(one, context.colours), layout, { displayModeBar: false });
+  place.course = one;
+  pointLayer(place.parentElement, context.now());
+  inside.addEventListener("click", (event) => {
+    const share = (event.clientX - inside.getBoundingClientRect().left - MARGIN.l) / (width - MARGIN.l - MARGIN.r);
     if (share >= 0 && share <= 1) context.go(x.range[0] + share * (x.range[1] - x.range[0]));
   });
 }
@@ -277,16 +292,16 @@ function nowLine(step, range, width) {
   return line;
 }
 
-/** Move the cursor to a step in all charts and pictures of the panel. */
+/** Move the cursor to a step in all charts and pictures of the panel, or in those of a part of it. */
 export function pointLayer(panel, step) {
   for (const one of panel.querySelectorAll(".now-line, .now, figure.picture")) one.hookboard?.(step);
 }
 
-/** Return the value of a statistic at a step, as text; "" if there is none. */
+/** Return the value of a statistic at a step, as text; "" if there is none, or its course is not here yet. */
 function valueAt(one, step) {
-  const at = one.steps.indexOf(step);
-  const value = at < 0 ? null : decoded([one.values[at]])[0];
-  if (value === null) return "";
+  const at = one ? one.steps.indexOf(step) : -1;
+  if (at < 0) return "";
+  const value = one.values[at];
   // A statistic of HealthMonitor has one mark for NaN and Inf.
   const isEither = one.id.startsWith("health/") && !Number.isFinite(value);
   return `${isEither ? "NaN or Inf" : written(value, 4)} at step ${step}`;

@@ -2,10 +2,18 @@
 
 import { decoded } from "./data.js";
 import { commonStart, named } from "./dom.js";
-import { distanceScale, isBroken, isFinite, median, valueScale } from "./scale.js";
+import { distanceScale, isBroken, isFinite, median, quantiles, valueScale } from "./scale.js";
 import { addressOf, namesIn } from "./state.js";
 
-const MIN_KIND_ROWS = 3; // a kind with fewer rows is compared with all rows
+export const MIN_KIND_ROWS = 3; // a kind with fewer rows is compared with all rows
+
+/** Return for each row the rows that it is compared with: those of its kind or, if these are too few, all. */
+function peersOf(kinds) {
+  const rows = new Map(kinds.map((kind) => [kind, []]));
+  kinds.forEach((kind, row) => rows.get(kind).push(row));
+  const all = kinds.map((_, row) => row);
+  return kinds.map((kind) => (rows.get(kind).length < MIN_KIND_ROWS ? all : rows.get(kind)));
+}
 
 /**
  * Compute the median over rows of the same kind, for each row and step.
@@ -14,16 +22,38 @@ const MIN_KIND_ROWS = 3; // a kind with fewer rows is compared with all rows
  * @returns {(number|null)[][]} the same shape; null where no row of the kind has a finite value.
  */
 function medians(values, kinds) {
-  const count = new Map();
-  for (const kind of kinds) count.set(kind, (count.get(kind) ?? 0) + 1);
-  const group = kinds.map((kind) => (count.get(kind) < MIN_KIND_ROWS ? "" : kind));
   const columns = values[0]?.length ?? 0;
+  const of = (peers) => Array.from({ length: columns }, (_, column) => median(peers.map((row) => values[row][column])));
   const made = new Map();
-  for (const name of new Set(group)) {
-    const rows = values.filter((_, row) => name === "" || group[row] === name);
-    made.set(name, Array.from({ length: columns }, (_, column) => median(rows.map((row) => row[column]))));
-  }
-  return group.map((name) => made.get(name));
+  return peersOf(kinds).map((peers) => {
+    if (!made.has(peers)) made.set(peers, of(peers));
+    return made.get(peers);
+  });
+}
+
+/** Return the layer of each row of a map, and the rows' kinds. */
+function ownersOf(run, map) {
+  const byName = new Map(run.layers.map((layer) => [layer.name, layer]));
+  const owners = map.modules.map((name) => byName.get(name) ?? { name, type: "", types: [] });
+  return { owners, kinds: owners.map((layer, row) => kindOf(layer, map.rows[row])) };
+}
+
+/**
+ * Compute the course of a row of a map and of its kind, at the steps at which the row has a value.
+ * @param {Object} run the answer to `run`.
+ * @param {Object} map the answer to `map`.
+ * @param {string} name of the row.
+ * @returns {Object} `steps`, `values` and, of the finite values of its kind, `low`, `median` and `high`: the quantiles 0.1, 0.5 and 0.9.
+ */
+export function courseOf(run, map, name) {
+  const own = map.rows.indexOf(name);
+  const rows = (peersOf(ownersOf(run, map).kinds)[own] ?? []).map((row) => decoded(map.values[row]));
+  const columns = map.steps.map((_, column) => column).filter((column) => own >= 0 && map.values[own][column] !== null);
+  const band = columns.map((column) => quantiles(rows.map((row) => row[column]), [0.1, 0.5, 0.9])); // prettier-ignore
+  return {
+    steps: columns.map((column) => map.steps[column]), values: decoded(columns.map((column) => map.values[own][column])),
+    low: band.map(([low]) => low), median: band.map(([, middle]) => middle), high: band.map(([, , high]) => high),
+  }; // prettier-ignore
 }
 
 /**
@@ -221,9 +251,7 @@ function numbersOf(run, map, how) {
   const isLog = (how === "linear" || how === "log" ? how : series.scale) === "log";
   const values = map.values.map(decoded);
   const others = map.against_values?.map(decoded) ?? null;
-  const byName = new Map(run.layers.map((layer) => [layer.name, layer]));
-  const owners = map.modules.map((name) => byName.get(name) ?? { name, type: "", types: [] });
-  const kinds = owners.map((layer, row) => kindOf(layer, map.rows[row]));
+  const { owners, kinds } = ownersOf(run, map);
   const usual = medians(values, kinds);
   const away = distances(values, usual, series.scale === "log");
   const isAround = others !== null || how === "deviation";

@@ -225,22 +225,11 @@ export function startPage(root) {
       state = { ...state, ...answers.chosen }; // the cursor may have moved meanwhile
       writeState(state);
       draw();
-      await addBand(mine);
     } catch (error) {
       if (mine === turn) say(error.message);
     } finally {
       if (mine === turn) root.removeAttribute("aria-busy");
     }
-  }
-
-  /** Request a layer with the band of its kind, and draw it again: the band takes the server longer than the rest. */
-  async function addBand(mine) {
-    if (!state.layer || !shown.layer || shown.layer.error) return;
-    const layer = await ask("layer", { run: shown.run.run, layer: nameAt(state.layer) });
-    if (mine !== turn) return;
-    shown.layer = layer;
-    side.draw(shown, state, colours);
-    point();
   }
 
   function draw() {
@@ -401,13 +390,13 @@ async function load(given) {
   const usual = !against && series.is_default ? firstHow(run, map, series) : series.scale;
   const how = state.view === "depth" ? "whole" : (state.how === "deviation" && against ? "" : state.how) || usual;
   const notice = notes.filter(Boolean).join(" ");
-  return { runs, now, run, series, map, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
+  return { runs, now, run, series, map, columns, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
 }
 
 async function layerOf({ run, layer }) {
   if (!layer) return null;
   try {
-    return await ask("layer", { run, layer: nameAt(layer), band: "0" });
+    return await ask("layer", { run, layer: nameAt(layer) });
   } catch (error) {
     return { error: error.message };
   }

@@ -25,6 +25,12 @@ function sorted(cells) {
   return Float64Array.from(cells.filter(isFinite)).sort();
 }
 
+/** Return quantiles of the finite cells, interpolated; of no cells, nulls. */
+export function quantiles(cells, shares) {
+  const finite = sorted(cells);
+  return shares.map((share) => (finite.length ? percentile(finite, share) : null));
+}
+
 /** Return the quantile of sorted values, interpolated. */
 function percentile(finite, share) {
   const at = (finite.length - 1) * share;

@@ -1,12 +1,12 @@
 /** The panel beside the view: the verdicts of a run, or the layer that is open. */
 
+import { ask } from "./data.js";
 import { button, element, named, several } from "./dom.js";
 import { layerFigure, layerTable, saveCsv, savePng, verdictTable } from "./export.js";
 import { drawLayer, pointLayer } from "./layer.js";
+import { MIN_KIND_ROWS, courseOf } from "./model.js";
 import { addressOf, nameAt } from "./state.js";
 import { drawVerdicts } from "./verdicts.js";
-
-const MIN_KIND_LAYERS = 3; // with fewer of a type, the band is that of all layers
 
 /** Make the panel; `handlers` are the page's. */
 export function makeSide(handlers) {
@@ -18,6 +18,7 @@ export function makeSide(handlers) {
   const head = element("div", { class: "head" }, [title, element("div", { class: "tools" }, [png, csv, back])]);
   const root = element("aside", { class: "side" }, [head, panel]);
   let drawn = null; // what the panel shows, so that it is drawn only if that changes
+  let places = new Map(); // the elements of the charts of the layer, which show what they showed until they are drawn anew
   let listed = ""; // what the list of verdicts shows and marks
   let unfolded = new Set(); // the lists of verdicts that the user opened
   let listedRun = ""; // the run of these lists
@@ -50,8 +51,9 @@ export function makeSide(handlers) {
       panel.replaceChildren(element("p", { class: "notice", text: layer.error }));
       drawn = null;
     } else if (!isDrawn(layer, state.series)) {
-      const isOther = drawn?.name !== state.layer;
-      drawn = { name: state.layer, layer, colours, width: panel.clientWidth, series: state.series };
+      const isOther = drawn?.name !== state.layer || drawn.run !== run.run;
+      if (isOther) places = new Map();
+      drawn = { name: state.layer, run: run.run, layer, colours, width: panel.clientWidth, series: state.series };
       drawLayer(panel, layer, contextOf(state));
       if (isOther) panel.scrollTop = 0;
       // On a narrow page the layer opens below the map.
@@ -83,8 +85,15 @@ export function makeSide(handlers) {
     const now = () => cursorStep;
     const { types = [] } = shown.layer.layer;
     const alike = shown.run.layers.filter((layer) => layer.types[0] === types[0]).length;
-    const like = types.length && alike >= MIN_KIND_LAYERS ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
-    return { run: shown.run.run, like, now, steps: ends(), shown: state.series, colours, go, open };
+    const like = alike < MIN_KIND_ROWS ? "all layers" : types.length ? `all ${shown.layer.layer.type}` : "layers named alike";
+    return { run: shown.run.run, like, now, steps: ends(), shown: state.series, colours, go, open, places, withCourse };
+  }
+
+  /** Return a statistic of the layer with its course, which the answer to `map` has. */
+  async function withCourse(one) {
+    const { run, columns } = shown;
+    const map = await ask("map", { run: run.run, series: one.id, columns });
+    return { ...one, ...courseOf(run, map, one.row) };
   }
 
   function isDrawn(layer, series) {
@@ -98,12 +107,13 @@ export function makeSide(handlers) {
     else listVerdicts(state.row);
   }
 
-  function save(kind) {
+  async function save(kind) {
     const { run, layer } = shown;
     if (!layer) return saveCsv(`${run.run}-verdicts.csv`, verdictTable(run.verdicts));
     const name = `${run.run}-${named(layer.layer.name)}`;
-    if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(layer));
-    return savePng(`${name}.png`, layerFigure(layer, ends(), colours, `${run.run}: ${named(layer.layer.name)}`));
+    const series = await Promise.all(layer.series.map(withCourse));
+    if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(series));
+    return savePng(`${name}.png`, layerFigure(series, layer.verdicts, ends(), colours, `${run.run}: ${named(layer.layer.name)}`));
   }
 
   /** Return the first and the last step of the map. */
