@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
 
 from hookboard import compare, record
 from hookboard.comparing.forced import rounding_noise
@@ -12,7 +11,6 @@ from hookboard.images.feature_maps import maps_in, select_maps
 from hookboard.images.overlay import unnormalized
 from hookboard.tracing.bad_operation import BadOperation, CallPlace
 from hookboard.tracing.explain import _cause
-from hookboard.tracing.scheduling import scheduled_rates
 
 SGD = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
 X = torch.arange(12.0).reshape(3, 4)
@@ -32,7 +30,6 @@ WAYS = {
     ).values.tolist(),
     "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
     "a function without a tensor": lambda _: _cause(BadOperation("log", CallPlace(), {}, None)),
-    "the rates of a scheduler": lambda _: list(scheduled_rates(StepLR(SGD, 1), 3, [])),
     "an empty tensor of a recording": empty_tensor_of_a_recording,
 }
 

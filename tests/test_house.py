@@ -42,7 +42,6 @@ OF_OTHERS = ["base/torch_private.py", "loops/trainer.py", "writers/tensorboard.p
 
 ASKS_A_TRAINER = {
     "tracing/step.py": "repeats the step of a LightningModule, which has loggers and schedulers to put back",
-    "tracing/scheduling.py": "reads the schedules that Lightning steps",
     "experiments/experiment.py": "trains some such steps",
 }
 """Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""

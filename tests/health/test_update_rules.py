@@ -328,6 +328,7 @@ def test_a_first_step_of_three_times_the_weights_is_an_alarm_whatever_the_loss_d
     ("rates", "frozen", "why"),
     [
         ([0.0], [], "the learning rate is 0"),
+        ([1e-9], [], "the learning rate is 1e-09"),
         ([], WEIGHTS, "none of them requires a gradient"),
         ([], [], "no optimizer steps them"),
     ],

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,7 +17,6 @@ from hookboard.health.rule import Finding
 from hookboard.model.state import same_random_state
 from hookboard.tracing.audit import audit
 from hookboard.tracing.optimizing import findings_of_optimizers
-from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.step import CannotRunAgainError, undisturbed
 
 SECONDS = 30.0
@@ -106,7 +105,6 @@ def check_up(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
         tried.append(f"The step was not inspected: {why}.")
     if trainer is not None:
         findings += findings_of_optimizers(setting.optimizers, module, None)
-        findings += findings_of_schedules(trainer, cast(LightningModule, module))
     found = experiment(setting, batch, until - perf_counter())
     findings = sorted([*findings, *found.findings], key=lambda finding: finding.severity != "alarm")
     return CheckupReport(tuple(findings), (*tried, *found.tried))

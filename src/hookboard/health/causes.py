@@ -77,7 +77,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause("not_in_optimizer", ("not_updated", "update_too_small", "not_learning")),
     Cause("adapters", (*_STANDSTILL, "symmetric_units", "not_learning")),
     Cause("experts", _STANDSTILL),
-    Cause("schedule", ("not_updated", "update_too_small", "not_learning")),
     Cause("cut", ("no_gradient", "not_updated", "not_learning")),
     Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
     # Where all gradients are exactly 0: what is cut off by `detach()` is a root, and follows from nothing.
@@ -126,7 +125,7 @@ CAUSES: tuple[Cause, ...] = (
 
 ORDER = tuple(
     """
-    not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
+    not_in_optimizer adapters experts unbounded_loss future_leak eval_mode
     dropout stale_gradients cut loss_shape no_influence loss_input batch_mixing
     output_range update_too_large targets input_scale initial_loss symmetric_units dead_units
     activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated

@@ -20,7 +20,6 @@ from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsi
 from hookboard.tracing.program import TooLongError
 from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first
 from hookboard.tracing.rules import findings_of
-from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.standing_aside import StandingAside
 
 MAX_TRIES = 3
@@ -58,7 +57,6 @@ class LiveStep:
         """The autograd nodes behind each loss so far, with layer and line."""
         self.adapters: list[Adapter] = []
         """The adapters that the calls so far show."""
-        self._schedules: list[Finding] | None = None
 
     def begin(self, batch: Any) -> None:
         """Follow the batch that comes next; it is None if it is not known."""
@@ -72,10 +70,6 @@ class LiveStep:
             self.leave()
 
     def _follow(self, batch: Any) -> None:
-        if self._schedules is None:  # before their first step
-            self._schedules = []
-            if self._loop.trainer is not None:
-                self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
         self._reader = Reader(self._model, batch, self._hear)
         trace, self._ledger = self._reader.step, Ledger(self._model)
         groups = [group for one in self._loop.optimizers for group in getattr(one, "param_groups", ())]
@@ -207,7 +201,7 @@ class LiveStep:
     def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
         try:
             find = computing_plainly(findings_of_optimizers)
-            return [*find(self._loop.optimizers, self._model, reached, self._outside), *(self._schedules or ())]
+            return [*find(self._loop.optimizers, self._model, reached, self._outside)]
         except Exception as error:  # an optimizer may be anything that has a `step`
             warn(f"the optimizers were not inspected ({type(error).__name__}: {error})")
             return []

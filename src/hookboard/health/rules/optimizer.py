@@ -290,6 +290,9 @@ STOPPED_SHARE = 0.25
 """Share of the steps so far for which no weight has moved, from which the training has stopped (a choice): schedules
 that end at 0 get there in their last steps."""
 
+STOPPED_RATE = 1e-6
+"""A learning rate of at most this share of its peak counts as none (a choice)."""
+
 
 def _at_rest_since(run: Run) -> int | None:
     """Return the first look's step from which no weight of the model is different; None if one moved lately.
@@ -320,8 +323,9 @@ def _why_at_rest(run: Run) -> tuple[str, str] | None:
         return "none of them requires a gradient", "set requires_grad to True"
     if not stepped:
         return "no optimizer steps them", "check that step() is still called"
-    if not any(one.rate for one in stepped.values()):
-        return "the learning rate is 0", "check how many steps the schedule is given"
+    rate = max(one.rate for one in stepped.values())
+    if rate <= STOPPED_RATE * max(held.values()):
+        return f"the learning rate is {rate:.2g}", "check how many steps the schedule is given"
     if not any(has_gradient(run.now, name) for name in stepped):
         return "no gradient reaches them", "check what the loss still depends on"
     return None
