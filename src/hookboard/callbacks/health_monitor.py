@@ -46,7 +46,6 @@ from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
 from hookboard.tracing.modes import Modes
-from hookboard.tracing.optimizing import Unfrozen
 from hookboard.tracing.stale import StaleGradients
 from hookboard.writers.event_files import EventFiles
 
@@ -104,7 +103,6 @@ class HealthState(MeasurementState):
         live: reads it; it knows the adapters of the model then, and the autograd nodes with layer and line.
         stale: detects gradients that are not cleared; None once that is decided.
         modes: watches the modes of layers; None if no rule asks.
-        unfrozen: watches which weights are frozen; None if no rule asks.
         step_facts: what is known of the training from the code of its steps.
         is_ending: whether an alarm has ended the fit.
         why_silent: layer name to why it gave no output at the first look, if it gave none.
@@ -133,7 +131,6 @@ class HealthState(MeasurementState):
     live: LiveStep | None = None
     stale: StaleGradients | None = None
     modes: Modes | None = None
-    unfrozen: Unfrozen | None = None
     step_facts: StepFacts = field(default_factory=StepFacts)
     is_ending: bool = False
     why_silent: dict[str, str] = field(default_factory=dict)
@@ -330,7 +327,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._run = judge.run
         state.is_reading = not STEP.isdisjoint(asked)
         state.modes = Modes() if "eval_mode" in asked else None
-        state.unfrozen = Unfrozen() if asked else None
         state.recent = deque(maxlen=SPIKE_HISTORY_STEPS if "spike" in asked else 0)
         state.compares = self._ranks is not None and "ranks_differ" in names
         if "nonfinite" in names:
@@ -471,7 +467,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.box.before_optimizer_step()
         if not state.is_due:
             return
-        self._watch_settings(loop, state)
+        if state.modes is not None:
+            state.found(state.modes.see(state.layout, loop.logged_step), loop.logged_step)
         super()._before_optimizer_step(loop, state, optimizer)
         if state.has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
@@ -483,14 +480,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.held.add(name)
                 if id(each) in state.stepping and state.weights[name].requires_grad:
                     state.stepped[name] = stepped
-
-    def _watch_settings(self, loop: Loop, state: HealthState) -> None:
-        """See in a due step which layers are in evaluation mode, and which weights are frozen."""
-        step = loop.logged_step
-        if state.modes is not None:
-            state.found(state.modes.see(state.layout, step), step)
-        if state.unfrozen is not None:
-            state.found(state.unfrozen.see(loop.optimizers, state.layout), step)
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None

@@ -159,8 +159,6 @@ class LayerArrays:
         """
         self.is_trainable = np.array([name in layer.trainable for _, layer, name in weights], dtype=bool)
         """True for each weight that may be trained, shape (weights,)."""
-        self.trainable = frozenset(name for layer in layers for name in layer.trainable)
-        """The names of all weights that may be trained."""
         self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
         of_layers, of_weights = len(self.names), len(self.weights)

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.messages import listed
-from hookboard.base.torch_private import modules_in, parameters_in, parameters_of
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import Value
 from hookboard.tracing.program import StepTrace
@@ -122,41 +122,6 @@ def _not_in_optimizer(
         "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
-
-
-class Unfrozen:
-    """Watches which parameters become trainable after the first step that it sees."""
-
-    def __init__(self) -> None:
-        self._trainable: set[str] | None = None
-
-    def see(self, optimizers: Sequence[Optimizer], modules: Mapping[str, nn.Module]) -> list[Finding]:
-        """Return an alarm on newly trainable parameters of a model's modules that have a gradient but no optimizer."""
-        own = ((path, parameters_of(module)) for path, module in modules.items())
-        parameters = {
-            f"{path}.{name}".lstrip("."): one
-            for path, held in own
-            for name, one in held.items()
-            if one is not None and one.requires_grad
-        }
-        new = set[str]() if self._trainable is None else parameters.keys() - self._trainable
-        self._trainable = parameters.keys() | (self._trainable or set())
-        held = _held_by(optimizers) if new else {}
-        left = [name for name in sorted(new) if parameters[name].grad is not None and id(parameters[name]) not in held]
-        if not left:
-            return []
-        were = "1 parameter that was" if len(left) == 1 else f"{len(left)} parameters that were"
-        get = "gets" if len(left) == 1 else "get"
-        return [
-            Finding(
-                "",
-                f"no optimizer updates {were} frozen at first and now {get} a gradient: {listed(left, 3)}",
-                "pass them to the optimizer with add_param_group, or all parameters from the beginning",
-                "alarm",
-                is_hard=False,
-                rule="not_in_optimizer",
-            )
-        ]
 
 
 def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:

@@ -354,11 +354,12 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
 
     Of several in a row the first is named. It is a note, not an alarm, if they are the first half of the layers or
-    more, a frozen backbone, or have trained twins. If they are all layers, one alarm is of the whole model.
+    more, a frozen backbone, unless they were unfrozen, or have trained twins. If they are all layers, one alarm is of
+    the whole model.
     """
-    if run.peak_rate.keys() >= run.arrays.trainable:
+    if run.peak_rate.keys() | look.frozen >= set(run.arrays.weights):
         return
-    trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
+    trained = [layer for layer in run.layers if _trainable_now(look, layer) and _is_reached(look, layer)]
     left = [layer for layer in trained if _is_left_out(run, look, layer)]
     # That weights do not move is seen at the second look, from where they were at the first.
     since = run.first.step if run.first is not None and run.seen == 2 else None
@@ -369,18 +370,20 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
-    is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
+    was_frozen = run.first is not None and any(not run.first.frozen.isdisjoint(layer.weights) for layer in left)
+    is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained) and not was_frozen
     is_copy = _is_copy(run, left, trained)
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
         several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
         # As that of a generator. It may wait for others for a while.
-        is_held = layer.trainable <= run.facts.held
+        is_held = _trainable_now(look, layer) <= run.facts.held
         is_forgotten = is_held and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window
         where = (
             "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
         )
+        where += ", and were frozen at first" if was_frozen else ""
         evidence = (
             f"its output gets a gradient, but {where}{several}; {len(trained) - len(left)} of "
             f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} "
@@ -415,8 +418,12 @@ def _began(run: Run, layer: Layer) -> tuple[float, ...]:
     return tuple(float(f"{one.moments.rms:.4g}") if one else math.nan for one in found)
 
 
+def _trainable_now(look: Look, layer: Layer) -> set[str]:
+    return set(layer.weights) - look.frozen
+
+
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
-    names = main_weights(layer, layer.trainable - look.frozen)
+    names = main_weights(layer, _trainable_now(look, layer))
     return any(name not in run.peak_rate and not has_moved(run, name) for name in names)
 
 
