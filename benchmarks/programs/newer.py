@@ -413,7 +413,7 @@ def no_momentum(fixed: bool) -> Program:
     fault="A schedule that counts epochs, and divides the rate by 10 after 50 of 100, is stepped at each batch.",
     fix="It is stepped at each epoch.",
     port="The generator alone, with the mean square error; digits of 8x8 and 16x16; 14 of 100 epochs.",
-    causes=("schedule", "learning_rate", "update_too_small"),
+    causes=("not_updated", "update_too_small"),
 )
 def stepped_by_batches(fixed: bool) -> Program:
     high = digits(16)[0] / 255

@@ -95,12 +95,6 @@ def switched_on(net, x, y):
     return loss
 
 
-def not_assigned(net, x):
-    x = net.hidden(x)
-    f.relu(x)
-    return net.three(x)
-
-
 def pooled_by_attention(net, x, dim):
     weights = f.softmax(net.one(net.hidden(x)), dim=dim)
     return net.three((weights * net.hidden(x)).sum(1))
@@ -152,18 +146,11 @@ FAULTS = {
     ),
     "masks of 0 and 255": ("targets", (IMAGES, MASKS * 255), lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "clamp at the end": ("output_range", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).clamp(min=0)[:, 0], y)),
-    "softmax of one": (
-        "no_influence",
-        BY_BINARY,
-        lambda n, x, y: -(y * torch.log(f.softmax(n.single(x), dim=1)[:, 0] + 1e-6)).mean(),
-    ),
-    "a norm of one feature": ("no_influence", BY_REAL, lambda n, x, y: f.mse_loss(n.norm(n.single(x))[:, 0], y)),
     "no square": ("unbounded_loss", BY_REAL, lambda n, x, y: (n.single(x)[:, 0] - y).mean()),
     "no minus": ("unbounded_loss", BY_CLASS, lambda n, x, y: f.log_softmax(n(x), 1)[range(N), y].mean()),
 }
 
 NOTES = {
-    "ReLU not assigned": ("no_influence", BY_CLASS, lambda n, x, y: f.cross_entropy(not_assigned(n, x), y)),
     "samples attend to each other": (
         "batch_mixing",
         BY_CLASS,
@@ -238,7 +225,7 @@ def test_the_advice_for_a_view_gives_the_shape_that_was_wanted(before, after, re
 def test_a_fault_is_an_alarm_with_its_line(name):
     rule, batch, step = FAULTS[name]
     alarms = [finding for finding in found_in(batch, step) if finding.severity == "alarm"]
-    and_gone = ["cut"] if name in ("hinge", "softmax of one") else []  # all gradients are exactly 0 as well
+    and_gone = ["cut"] if name == "hinge" else []  # all gradients are exactly 0 as well
     assert [finding.rule for finding in alarms] == [rule, *and_gone]
     assert "test_beginners.py:" in alarms[0].evidence
 

@@ -18,7 +18,6 @@ from torch.nn.functional import (
     nll_loss,
 )
 
-from hookboard.tracing import influence
 from hookboard.tracing.audit import audit
 from hookboard.tracing.calls import Place
 
@@ -700,11 +699,3 @@ def test_two_softmaxes_in_one_line_are_an_alarm():
 def test_what_no_line_of_the_user_has_called_is_said_to_be_in_library_code():
     assert str(Place("net.1", "", 0)) == "in library code (in net.1)"
     assert str(Place("net.1", "/some/train.py", 7)) == "at train.py:7 (in net.1)"
-
-
-def test_a_file_is_parsed_once_for_all_calls_of_a_step(monkeypatch):
-    parsed, parse = [], influence.ast.parse
-    monkeypatch.setattr(influence.ast, "parse", lambda source: parsed.append(1) or parse(source))
-    influence._statements.cache_clear()
-    found_in(net(*[nn.ReLU() for _ in range(20)]), cross_entropy, CLASSES, lambda x: x.relu().relu())
-    assert len(parsed) == 1

@@ -88,7 +88,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
             return
 
 
-TOKEN_ORDER = Rule("no_influence", token_order, of="step")
+TOKEN_ORDER = Rule("no_influence", token_order, of="step", gives="alarm")
 
 
 def _are_tokens(done: TracedStep, value: Value) -> bool:
