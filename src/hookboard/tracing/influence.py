@@ -37,7 +37,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
         if divided.of_parameters and _is_own_sum(divisor, divided):
             yield Finding(
                 division.place.module,
-                f"{division.place}, each number of a tensor of shape {list(divided.shape)} is divided by itself, because "
+                f"{division.place}, each number of a tensor of shape {list(divided.shape)} is divided by itself, as "
                 "the sum in the divisor runs over a dimension of size 1: the result is 1 regardless of the input",
                 "divide only where the sum has several terms, as with several selected experts",
                 "alarm",
