@@ -85,10 +85,6 @@ def picked(p):
     return p[torch.arange(N), CLASSES]
 
 
-def softmax_by_hand(x):
-    return x.exp() / x.exp().sum(1, keepdim=True)
-
-
 def switched_on(net, x, y):
     loss = f.mse_loss(net.single(x).detach()[:, 0], y)
     loss.requires_grad = True
@@ -114,7 +110,6 @@ FAULTS = {
         (IMAGES, PIXELS),
         lambda n, x, y: f.cross_entropy(n.segment(x).contiguous().view(-1, 3), y.view(-1)),
     ),
-    "softmax by hand": ("loss_input", BY_CLASS, lambda n, x, y: f.cross_entropy(softmax_by_hand(n(x)), y)),
     "log_softmax for BCE": (
         "loss_input",
         (X, ONE_HOT),
@@ -144,10 +139,7 @@ FAULTS = {
         BY_BINARY,
         lambda n, x, y: f.mse_loss((n.single(x)[:, 0] > 0.5).float(), y).requires_grad_(),
     ),
-    "masks of 0 and 255": ("targets", (IMAGES, MASKS * 255), lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "clamp at the end": ("output_range", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).clamp(min=0)[:, 0], y)),
-    "no square": ("unbounded_loss", BY_REAL, lambda n, x, y: (n.single(x)[:, 0] - y).mean()),
-    "no minus": ("unbounded_loss", BY_CLASS, lambda n, x, y: f.log_softmax(n(x), 1)[range(N), y].mean()),
 }
 
 NOTES = {

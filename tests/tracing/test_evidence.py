@@ -35,19 +35,6 @@ def evidence_of(rule, model, loss, target):
     return found.evidence
 
 
-class Probabilities(nn.Module):
-    """Gives probabilities that no softmax made."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x):
-        size = self.linear.to(x.dtype)(x).abs()
-        return size / size.sum(1, keepdim=True)
-
-
 def outputs_of(model):
     return model.double()(X.double()).detach()
 
@@ -90,14 +77,6 @@ def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
     assert numbers("they range from # to #, so its loss has no lower bound", evidence) == ends(wanted.double(), 6)
-
-
-def test_the_rows_of_probabilities_that_are_given_to_cross_entropy_and_their_range():
-    model = Probabilities()
-    evidence = evidence_of("loss_input", model, cross_entropy, CLASSES)
-    rows, low, high = numbers("each of the # rows of its input sums to 1, with values between # and #", evidence)
-    exact = model(X.double())
-    assert (rows, [low, high]) == (16, ends(exact))
 
 
 def test_how_low_the_loss_of_a_softmax_can_get():

@@ -232,12 +232,6 @@ def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_tha
     assert found[0].advice.startswith(advice)
 
 
-def test_class_weights_of_several_labels_are_a_note():
-    (found,) = found_in(net(), cross_entropy, torch.ones(16, 3), None)
-    assert (found.rule, found.severity) == ("targets", "note")
-    assert "the targets of a sample sum to 3" in found.evidence
-
-
 def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
     target = 200 + 75 * REAL
     (found,) = found_in(net(outputs=1), mse_loss, target, first)

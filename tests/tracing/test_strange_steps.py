@@ -116,18 +116,26 @@ def test_attention_in_evaluation_is_compiled_whole():
 
 @newer_torch
 @pytest.mark.compiles
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_compiled_layer_is_not_traced_whatever_the_number_of_monitors(count):
+def test_a_compiled_layer_is_not_traced():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     model[0].compile(backend="aot_eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitors = [HealthMonitor(every_n_steps=1) for _ in range(count)]
-    with watch(model, optimizer, monitors) as run, run.step((X, CLASSES)):
+    monitor = HealthMonitor(every_n_steps=1)
+    with watch(model, optimizer, [monitor]) as run, run.step((X, CLASSES)):
         loss_of(model).backward()
-    assert all(said(monitor, "loss_input") for monitor in monitors)
+    assert said(monitor, "loss_input")
     assert torch.overrides.has_torch_function is torch._C._has_torch_function
     assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
+
+
+def test_a_step_is_inspected_for_one_monitor_and_another_says_so(caplog):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    first, second = HealthMonitor(every_n_steps=1), HealthMonitor(every_n_steps=1)
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), [first, second]) as run, run.step((X, CLASSES)):
+        loss_of(model).backward()
+    assert [bool(said(monitor, "loss_input")) for monitor in (first, second)] == [True, False]
+    assert "the training step was not inspected: another HealthMonitor inspects it." in caplog.text
 
 
 class Loop:

@@ -5,7 +5,7 @@ from importlib import import_module
 from hookboard.health.rule import Rule, rules_in
 from hookboard.health.rules import LOOK_RULES
 
-_ABOUT_THE_STEP = "influence rules modes dependence leak handwritten scaling cuts adapters experts optimizing stale"
+_ABOUT_THE_STEP = "influence rules modes dependence leak dice scaling cuts adapters experts optimizing stale"
 
 STEP_RULES: tuple[Rule, ...] = tuple(
     rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))

@@ -17,7 +17,7 @@ from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value
 from hookboard.tracing.ledger import Ledger, any_not_zero
 from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
-from hookboard.tracing.program import TooLongError
+from hookboard.tracing.program import NotReadError
 from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first
 from hookboard.tracing.rules import findings_of
 from hookboard.tracing.standing_aside import StandingAside
@@ -207,7 +207,7 @@ class LiveStep:
             return []
 
     def _say_not_read(self, error: Exception) -> None:
-        if isinstance(error, TooLongError):
+        if isinstance(error, NotReadError):
             inform(f"the training step was not inspected: {error}.")
         else:
             warn(f"the training step was not inspected ({type(error).__name__}: {error})")

@@ -86,8 +86,8 @@ _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "re
 _NOWHERE = Place("", "", 0)
 
 
-class TooLongError(RuntimeError):
-    """A step makes more calls than MAX_OPS."""
+class NotReadError(RuntimeError):
+    """A step is not read; the message says why."""
 
 
 class StepTrace(TorchFunctionMode):
@@ -245,7 +245,7 @@ class StepTrace(TorchFunctionMode):
         if place is None:
             return
         if len(self.ops) >= MAX_OPS or sequence_number() - self._first_number > MAX_NODES:
-            raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
+            raise NotReadError(f"it makes more than {MAX_OPS:,} calls")
         op.place, op.number = place, returned if isinstance(returned, float) else None
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
 from hookboard.health.rule import Finding
 from hookboard.health.run import Flow, StepFacts
-from hookboard.tracing import handwritten
+from hookboard.tracing import dice
 from hookboard.tracing.bad_operation import nodes_behind
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
@@ -46,7 +46,7 @@ class Reader:
             batch,
             {
                 **OBSERVERS,
-                **handwritten.OBSERVERS,
+                **dice.OBSERVERS,
                 **dict.fromkeys(ROUTING, note_choice),
                 **dict.fromkeys(WEIGHING, note_input),
             },

@@ -182,14 +182,6 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         is_harmless = made_by == "softplus" or (made_by == "log_softmax" and name == "cross_entropy")
         if name in TAKES_LOGITS and made_by in RANGES and not is_harmless:
             yield _of_logits(call)
-        elif name == "cross_entropy" and are_probabilities(values):
-            yield Finding(
-                call.op.place.module,
-                f"cross_entropy {call.op.place} expects logits, but each of the {len(values):,} rows of its input sums "
-                f"to 1, with values {in_numbers(values)}{_from(call.output)}",
-                "pass the logits from which these probabilities were computed",
-                "alarm",
-            )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
             sums = sums[call.counts]
@@ -264,14 +256,6 @@ def _for_nll_loss(call: LossCall) -> str:
         return "apply log_softmax(dim=1) first, or pass the raw logits to cross_entropy"
     remedies = {"exp": "remove the exp", "softmax": "use log_softmax in place of the softmax"}
     return remedies.get(made_by, "take the logarithm of its input") + ": nll_loss gets probabilities"
-
-
-def are_probabilities(values: Tensor) -> bool:
-    """Return True if the rows of a matrix sum to 1 without negative numbers; False if there are fewer than 8 rows."""
-    if values.dim() != 2 or len(values) < 8 or values.shape[1] < 2:
-        return False
-    some = (values[:8], values)  # most are decided by the first rows
-    return all(bool((part >= 0).all()) and bool(((part.double().sum(1) - 1).abs() < ROUNDING).all()) for part in some)
 
 
 def _of_logits(call: LossCall) -> Finding:
@@ -472,16 +456,6 @@ def targets(done: TracedStep) -> Iterator[Finding]:
                     "its loss has no lower bound",
                     "encode two classes as 0 and 1; for more classes use cross_entropy",
                     "alarm",
-                )
-        if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
-            sums = wanted.double().sum(1 if wanted.dim() > 1 else 0)
-            if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
-                yield Finding(
-                    place.module,
-                    f"cross_entropy {place} expects class probabilities, which sum to 1, but the targets of a sample "
-                    f"sum to {in_numbers(sums)}",
-                    "pass class indices or probabilities; for several labels at once use "
-                    "binary_cross_entropy_with_logits",
                 )
         if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
             spread, mean = float(wanted.double().std()), float(wanted.double().mean())

@@ -24,15 +24,11 @@ class Scaled(NamedTuple):
 
 
 def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss is an error times a negative number, or something else without a lower bound.
-
-    Training then makes the error larger, or follows the difference or log-probability to minus infinity.
-    """
+    """Yield an alarm if the loss is an error times a negative number: training then makes the error larger."""
     scaled = mean_behind(done.loss)
     if scaled is None or done.step.is_maximized is None:
         return
     factor = -scaled.factor if done.step.is_maximized else scaled.factor
-    yield from _without_bound(scaled, factor)
     if factor >= 0 or not _is_error(scaled.op):
         return
     yield Finding(
@@ -46,23 +42,6 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
 
 
 UNBOUNDED_LOSS = Rule("unbounded_loss", unbounded_loss, of="step", gives="alarm")
-
-
-def _without_bound(scaled: Scaled, factor: float) -> Iterator[Finding]:
-    """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
-    op = scaled.op
-    if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
-        what, advice = "the difference between outputs and targets", "take its square or its absolute value"
-    elif factor > 0 and op.name in ("getitem", "gather") and picks_log_probabilities(op):
-        what, advice = "the log-probability of the targets", "negate it, or use cross_entropy"
-    else:
-        return
-    yield Finding(
-        op.place.module,
-        f"the loss is {scaled.factor:.3g} times {what} {op.place}, which has no lower bound",
-        advice,
-        "alarm",
-    )
 
 
 def picks_log_probabilities(op: Op) -> bool:

@@ -1,13 +1,11 @@
 """`StandingAside`: keeps a trace from disturbing what torch does differently while a torch function mode is there.
 
 All functions of torch that are replaced while the first step is followed are replaced here. A replacement is taken back
-unless code other than ours has replaced it since; then it stays below, and does nothing once the trace is over. Each
-calls the one below it by `__wrapped__`, so that traces may end in any order.
+unless other code has replaced it since; then it stays below, and does nothing once the trace is over.
 """
 
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE, remove_step_hooks
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
-from hookboard.tracing.program import StepTrace
+from hookboard.tracing.program import NotReadError, StepTrace
 
-_HERE = os.path.abspath(__file__)
+_standing: "list[StandingAside]" = []
+"""The one between `put` and `close`, if there is any: two traces would hide calls from each other."""
 
 
 class StandingAside:
@@ -42,13 +41,20 @@ class StandingAside:
         self, trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
     ) -> None:
         self._trace, self._at_backward, self._at_step = trace, at_backward, at_step
-        has_mode, begins = functools.partial(_unseen, trace), self._around_compiled
-        self._replaced = [Replaced(torch.overrides, "has_torch_function", has_mode), Replaced(*COMPILED_CODE, begins)]
+        self._asking = Replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace))
+        self._replaced = [self._asking, Replaced(*COMPILED_CODE, self._around_compiled)]
         self._stepping: list[Any] = []
         self._until_stepped = ExitStack()
 
     def put(self) -> None:
-        """Begin; `close` takes back what is there, whatever ends this in the middle."""
+        """Begin; `close` takes back what is there, whatever ends this in the middle.
+
+        Raises:
+            NotReadError: another one has begun.
+        """
+        if _standing:
+            raise NotReadError("another HealthMonitor inspects it")
+        _standing.append(self)
         hear_backward(self._hear)
         self._hook()
         for one in self._replaced:
@@ -61,6 +67,7 @@ class StandingAside:
             one.take_back()
         self._unhook()
         self._until_stepped.close()
+        _standing[:] = [one for one in _standing if one is not self]
 
     def _hear(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         if not self._trace.is_over:
@@ -75,22 +82,18 @@ class StandingAside:
 
         @functools.wraps(real)
         def told(callback: Any) -> Any:
-            frame = inspect.currentframe()
-            while frame is not None and frame.f_code.co_filename == _HERE:  # there may be several traces
-                frame = frame.f_back
-            if frame is not None and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
-                if not running and callable(callback):
+            here = inspect.currentframe()
+            frame = here and here.f_back
+            if frame and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
+                if not running and callable(callback) and not trace.is_over:
                     running.append(frame)
                     trace.compiled_calls += 1
                     aside.enter_context(trace.aside())
-                    # What is replaced would be compiled too.
-                    aside.enter_context(self._without_hooks())
-                    aside.callback((plain := Replaced(torch.overrides, "has_torch_function", inspect.unwrap)).take_back)
-                    plain.put()
+                    aside.enter_context(self._away())
                 elif running and running[0] is frame:
                     running.clear()
                     aside.close()
-            return told.__wrapped__(callback)
+            return real(callback)
 
         return told
 
@@ -122,13 +125,16 @@ class StandingAside:
         remove_step_hooks(self._before, self._after)
 
     @contextmanager
-    def _without_hooks(self) -> Iterator[None]:
+    def _away(self) -> Iterator[None]:
+        """Take back what would be compiled too."""
         self._unhook()
+        self._asking.take_back()
         try:
             yield
         finally:
             if not self._trace.is_over:
                 self._hook()
+                self._asking.put()
 
 
 class Replaced:
@@ -144,22 +150,9 @@ class Replaced:
         setattr(self._owner, self._name, self._made)
 
     def take_back(self) -> None:
-        """Put it back. Something else may stand there now, of another trace or library: then ours comes out below it.
-
-        No effect if it is not there.
-        """
-        now, made = getattr(self._owner, self._name), self._made
-        below = made.__wrapped__ if _is_ours(made) else self._real
-        if now is made:
-            setattr(self._owner, self._name, below)
-        while _is_ours(now) and _is_ours(made):  # of another trace, which ends later
-            if now.__wrapped__ is made:
-                now.__wrapped__ = below
-            now = now.__wrapped__
-
-
-def _is_ours(function: Any) -> bool:
-    return inspect.isfunction(function) and function.__code__.co_filename == _HERE
+        """Put it back, if it is still replaced by ours."""
+        if getattr(self._owner, self._name) is self._made:
+            setattr(self._owner, self._name, self._real)
 
 
 def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -168,6 +161,6 @@ def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bo
         if torch.compiler.is_compiling():  # of another thread; see `_around_compiled`
             return real(relevant)
         with trace.aside():
-            return bool(told.__wrapped__(relevant))
+            return real(relevant)
 
     return told
