@@ -1,9 +1,10 @@
 """`StaleGradients`: detects an optimizer that steps with gradients of its previous step."""
 
 import inspect
+import itertools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeGuard
+from dataclasses import dataclass
 
 import torch
 from lightning.pytorch import LightningModule
@@ -28,40 +29,19 @@ STALE_GRADIENTS = Rule("stale_gradients", None, of="step", gives="alarm")
 
 
 @dataclass
-class _Watched:
-    """The state of the detection for one optimizer.
+class _Left:
+    """A gradient that the last step of an optimizer has left. The tensor is not kept: that would hold its memory.
 
     Args:
-        optimizer: the optimizer.
-        steps: how often the optimizer has stepped.
-        backwards: how many backward passes began since its last step.
-        left: sampled parameters whose gradient was not cleared since its last step.
-        is_decided: whether the optimizer is no longer watched.
-    """
-
-    optimizer: Optimizer
-    steps: int = 0
-    backwards: int = 0
-    left: "list[_Left]" = field(default_factory=list)
-    is_decided: bool = False
-
-
-class _Left(NamedTuple):
-    """What an optimizer's step left as the gradient of a parameter, seen when the next backward pass begins.
-
-    Args:
-        parameter: the parameter.
-        identity: the `id` of the gradient. The tensor is not referenced, which would keep its memory after `zero_grad`.
+        parameter: whose gradient it is.
+        identity: the `id` of the gradient.
         version: its version counter after the latest backward pass. It grows with each change in place.
-        is_any: shape (), bool: whether it had an element other than 0 before each backward pass so far. It stays on
-            the device, to avoid waiting.
         is_added_to: whether a backward pass has added to it.
     """
 
     parameter: Tensor
     identity: int
     version: int
-    is_any: Tensor
     is_added_to: bool = False
 
     @property
@@ -71,10 +51,12 @@ class _Left(NamedTuple):
         return gradient is not None and id(gradient) == self.identity and version_of(gradient) >= self.version
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether the parameter still has this gradient, unchanged."""
+    def is_whole(self) -> bool:
+        """Whether it is there, unchanged, and not all 0: `grad.data.zero_()` clears it without a new version."""
         gradient = self.parameter.grad
-        return gradient is not None and self.is_there and version_of(gradient) == self.version
+        if gradient is None or not self.is_there:
+            return False
+        return version_of(gradient) == self.version and bool(local(gradient).any())
 
 
 class StaleGradients:
@@ -89,53 +71,46 @@ class StaleGradients:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
-        self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
+        self._watched = {id(optimizer): optimizer for optimizer in optimizers}
+        self._steps = Counter[int]()
+        self._left: dict[int, list[_Left]] = {}
+        """Of each optimizer, since the first backward pass after its last step."""
         self._stale: list[tuple[str, Place, int]] = []
         """Of each optimizer that stepped with stale gradients in the current batch: class, user's line, gradients."""
 
     @property
     def is_over(self) -> bool:
         """Whether no optimizer is watched any more, and all that was found has been reported."""
-        return not self._stale and all(watched.is_decided for watched in self._watched.values())
+        return not self._stale and not self._watched
 
     @computing_plainly
     def before_backward(self) -> None:
         """Note that a backward pass begins: sample what the last step left, or drop what was cleared since."""
-        for watched in self._watched.values():
-            watched.backwards += 1
-            if watched.backwards == 1:
-                watched.left = _sampled(watched.optimizer) if watched.steps and not watched.is_decided else []
-                continue
-            if not all(left.is_untouched for left in watched.left):
-                watched.left = []
-            # `grad.data.zero_()` clears a gradient without a change of its version.
-            watched.left = [
-                left._replace(is_any=left.is_any & local(grad).any())
-                for left in watched.left
-                if _is_plain(grad := left.parameter.grad)
-            ]
+        for key, optimizer in self._watched.items():
+            left = self._left.get(key)
+            if left is None:
+                left = _sampled(optimizer) if self._steps[key] else []
+            self._left[key] = [one for one in left if one.is_whole]
 
     def after_backward(self) -> None:
-        """Record the versions of the sampled gradients again, because a backward pass may have added to them."""
-        for watched in self._watched.values():
-            held = [(left, left.parameter.grad) for left in watched.left]
-            watched.left = [
-                _Left(
-                    left.parameter, id(grad), version_of(grad), left.is_any, left.is_added_to or not left.is_untouched
-                )
-                for left, grad in held
-                if grad is not None
-            ]
+        """Note which of the sampled gradients the backward pass has added to."""
+        for one in itertools.chain.from_iterable(self._left.values()):
+            gradient = one.parameter.grad
+            if one.is_there and gradient is not None:
+                version = version_of(gradient)
+                one.is_added_to |= version != one.version
+                one.version = version
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
-        watched = self._watched.get(id(optimizer))
-        if watched is None or watched.is_decided:
+        key = id(optimizer)
+        if key not in self._watched:
             return
         # What was put in its place since, as in federated averaging, is no sum. It may have been clipped.
-        is_stale = any(left.is_added_to and left.is_there and bool(left.is_any) for left in watched.left)
-        watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
-        watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
+        is_stale = any(one.is_added_to and one.is_there for one in self._left.pop(key, ()))
+        self._steps[key] += 1
+        if is_stale or self._steps[key] > WATCHED_STEPS:
+            del self._watched[key]
         if is_stale:
             count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
             self._stale.append((type(optimizer).__name__, _place_of_step(self._model), count))
@@ -159,15 +134,14 @@ class StaleGradients:
 
 
 def _sampled(optimizer: Optimizer) -> list[_Left]:
-    """Return the present gradients of a few of an optimizer's parameters."""
+    """Return the present gradients of a few of an optimizer's parameters, which are dense and not nested."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
-    return [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad) and g.numel()]
-
-
-def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
-    """Return True for a dense tensor that is not nested."""
-    return gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
+    some = ((p, p.grad) for p in parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)])
+    return [
+        _Left(p, id(gradient), version_of(gradient))
+        for p, gradient in some
+        if gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
+    ]
 
 
 def _place_of_step(model: nn.Module) -> Place:
