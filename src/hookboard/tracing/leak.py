@@ -25,9 +25,6 @@ SEEN = 1e-5
 """A position counts as seen if its gradient is more than this share of the largest (a choice): finite masks such as
 -10000 leave a little."""
 
-MAX_OFFSET = 2
-"""At most so many of the first positions of the batch may be left out of what the model takes (a choice)."""
-
 MAX_COLUMNS = 4096
 """Wider data are not searched for the targets (a choice)."""
 
@@ -291,29 +288,29 @@ def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None
     one = placed[ahead.sample, position]
     one.copy_(torch.arange(1.0, 1 + len(one)).sin())
     gradients = done.graph.gradients(ahead.call.output, weights, [one for one, _ in starts])
-    sizes = torch.zeros(ahead.source.shape[1] + MAX_OFFSET)
-    for (first, (layout, axis, offset)), gradient in zip(starts, gradients, strict=True):
+    sizes = torch.zeros(ahead.source.shape[1])
+    for (first, (layout, axis)), gradient in zip(starts, gradients, strict=True):
         if gradient is not None:
             each = layout(gradient)[ahead.sample].movedim(axis, 0).flatten(1).abs().amax(1).float().cpu()
             if first.op is not None and first.op.name in RECURRENT:  # which has read all before, or all
                 is_both = bool([*first.op.arguments.values()][-2])
                 each = each.max().expand(len(each)) if is_both else each.flip(0).cummax(0).values.flip(0)
-            sizes[offset : offset + len(each)] += each
+            sizes[: len(each)] += each
     return set((sizes > SEEN * sizes.max()).nonzero().flatten().tolist())
 
 
 _KEEPING = frozenset({"embedding", "linear", "matmul", "mm", "getitem", "index_select", "mul", "add"})
 """Functions of the batch and of weights that keep positions apart; so do convolutions with kernels of one element."""
 
-_STAYING = RESHAPES - {"index_select", "masked_select", "narrow", "select", "gather", "expand"}
+_STAYING = {"getitem"} | RESHAPES - {"index_select", "masked_select", "narrow", "select", "gather", "expand"}
 _STAYING |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "long", "int"}
-"""Functions of the batch that leave positions where they are; slices may leave out the first of them."""
+"""Functions of the batch that leave positions where they are, if slices begin with the first of them."""
 
 
-def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
+def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int] | None:
     """Return where a first tensor that needs a gradient holds the positions of the source; None if that is not clear.
 
-    That is a layout by samples, the dimension of a sample, and the position of the source that stands first.
+    That is a layout by samples, and the dimension of a sample.
     """
     op, (samples, positions) = first.op, ahead.source.shape[:2]
     data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
@@ -321,33 +318,22 @@ def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int, int] | None:
     if op is None or len(data) != 1 or len(layouts) != 1 or ahead.source not in data[0].ancestors():
         return None
     is_small = op.name.startswith("conv") and all(size == 1 for size in op.inputs[1].shape[2:])
-    offset = _offset_of(data[0], positions)
     sizes = layouts[0](torch.empty(first.shape, device="meta")).shape[1:]
-    axes = [axis for axis, size in enumerate(sizes) if positions - MAX_OFFSET <= size <= positions]
-    if offset is None or not axes or not (is_small or op.name in _KEEPING | RECURRENT):
+    # The last ones may be targets alone.
+    axes = [axis for axis, size in enumerate(sizes) if positions - 2 <= size <= positions]
+    if not axes or not (is_small or op.name in _KEEPING | RECURRENT) or not all(map(_stays, data[0].ancestors())):
         return None
-    return layouts[0], axes[-1] if is_small else axes[0], offset
+    return layouts[0], axes[-1] if is_small else axes[0]
 
 
-def _offset_of(data: Value, positions: int) -> int | None:
-    """Return how many of the first positions slices have left out; None if other calls may have moved positions."""
-    offset, value = 0, data
-    while value.op is not None:
-        if value.op.name == "getitem":
-            index = value.op.arguments.get("1")
-            for one in index if isinstance(index, tuple) else (index,):
-                if not isinstance(one, slice) or one.step not in (None, 1):
-                    if one not in (None, ...):
-                        return None
-                elif one.start is not None:
-                    offset += one.start if one.start >= 0 else one.start + positions
-        elif value.op.name not in _STAYING:
-            return None
-        before = [one for one in value.op.inputs if one.of_batch]
-        if not before:
-            break
-        value = before[0]
-    return offset if 0 <= offset <= MAX_OFFSET else None
+def _stays(value: Value) -> bool:
+    """Return True if the positions of a tensor stand where they stood in what it was made of."""
+    if value.op is None:
+        return True
+    index = value.op.arguments.get("1") if value.op.name == "getitem" else ()
+    slices = [one for one in (index if isinstance(index, tuple) else (index,)) if one is not None and one is not ...]
+    begin = all(isinstance(one, slice) and not one.start and one.step in (None, 1) for one in slices)
+    return value.op.name in _STAYING and begin
 
 
 def _by_position(output: Tensor, ahead: Ahead) -> Tensor | None:
