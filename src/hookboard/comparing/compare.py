@@ -1,6 +1,5 @@
 """`compare`: in which modules two models differ by more than rounding, and why."""
 
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -148,7 +147,6 @@ def _beside(
     runner = ModelRunner(right, inputs, loss)
     replace(runner, loss=None)(see, lambda: None)
     twins = matched(recorded.index, watched_modules(right), ran, names)
-    as_is = beside(runner, recorded, twins, is_forced=False)
     step = step_of(recorded.dtypes | dtypes)
     if left is not None:
         held = {renamed(name, twins): one.dtype for name, one in weights_in(right).items() if one.is_floating_point()}
@@ -159,7 +157,6 @@ def _beside(
     faults = Faults(recorded, right, twins, rounding, step)
     alone = beside(runner, recorded, twins, is_fault=faults.is_fault)
     spots = [spot for spot in recorded.index.spots if spot in alone.spots]
-    as_it_is = {spot: found.relative for spot, found in as_is.spots.items()}
-    rows = [Row(s, as_it_is.get(s, math.nan), alone.spots[s].relative, faults.expected(s)) for s in spots]
+    rows = [Row(spot, alone.spots[spot].relative, faults.expected(spot)) for spot in spots]
     differences = faults.differences(alone)
     return Comparison(tuple(differences), tuple(rows), twins, tuple(faults.notes(alone)))

@@ -1,4 +1,4 @@
-"""What `compare` returns: the differences, and a table of all tensors."""
+"""What `compare` returns: the differences, and all that was compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +9,16 @@ from hookboard.comparing.running import Spot
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor in the table.
+    """One tensor that was compared.
 
     Args:
-        as_is: its relative difference as the two models run, so with that of all earlier modules; NaN if unknown.
-        alone: its relative difference if its module gets the left model's inputs.
+        spot: the tensor: its module, call, part and path.
+        found: its relative difference if its module gets the left model's inputs.
         expected: the relative difference that rounding can cause.
     """
 
     spot: Spot
-    as_is: float
-    alone: float
+    found: float
     expected: float
 
 
@@ -58,13 +57,3 @@ class Comparison:
 
     def __repr__(self) -> str:
         return str(self)
-
-    def table(self) -> str:
-        """Return a line for each tensor: its relative difference as it is and alone, and what rounding can cause."""
-        width = max((len(str(row.spot)) for row in self.rows), default=0)
-        lines = [f"{'':{width}}  as it is     alone  rounding"]
-        told = {one.spot for one in self.differences}
-        for row in self.rows:
-            mark = "  <-" if row.spot in told else ""
-            lines.append(f"{row.spot!s:{width}}  {row.as_is:8.1e}  {row.alone:8.1e}  {row.expected:8.1e}{mark}")
-        return "\n".join(lines)

@@ -66,15 +66,14 @@ def beside(
     recorded: Recorded,
     names: Mapping[str, str],
     *,
-    is_forced: bool = True,
     is_fault: Callable[[Spot, Distance], bool] = lambda spot, found: False,
     noise: Callable[[Tensor], Tensor] | None = None,
 ) -> Found:
     """Run a model beside a recorded call, and measure how far each tensor is from the recorded one.
 
-    With `is_forced`, recorded tensors take the place of outputs, of their gradients, and of inputs that are at fault
-    (`is_fault` tells whether what was measured is more than rounding), so that a fault does not spread. `noise` changes
-    the recorded tensors, and the model's inputs.
+    Recorded tensors take the place of outputs, of their gradients, and of inputs that are at fault (`is_fault` tells
+    whether what was measured is more than rounding), so that a fault does not spread. `noise` changes the recorded
+    tensors, and the model's inputs.
     """
     found, model = Found(), runner.model
 
@@ -94,7 +93,7 @@ def beside(
         is_given = spot.part == "input"
         if noise is not None and (not is_given or not spot.module):
             wanted = noise(wanted)
-        elif not is_forced or (is_given and not is_fault(at, found.spots[at])):
+        elif is_given and not is_fault(at, found.spots[at]):
             return None
         wanted = converted(wanted, tensor.dtype)
         if is_given and noise is None and _can_be_filled(tensor):
