@@ -1,5 +1,6 @@
 """`LiveStep`: reads the first training step of a run while it runs."""
 
+import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,22 @@ _SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})
 """The functions by which a library scales a loss, or averages it over devices."""
 
 
+def ending_the_record(method: Callable[..., None]) -> Callable[..., None]:
+    """Make a method of `LiveStep` do nothing while no step is read, and an error of it end the record, not the step."""
+
+    @functools.wraps(method)
+    def guarded(self: "LiveStep", *args: Any) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        try:
+            computing_plainly(method)(self, reader, *args)
+        except Exception as error:
+            reader.step.give_up(error)
+
+    return guarded
+
+
 class LiveStep:
     """Follows the first training step of a run, and judges each of its losses right before the backward pass.
 
@@ -47,7 +64,7 @@ class LiveStep:
         self._has_one_loss = loop.trainer is not None and getattr(loop.model, "automatic_optimization", True)
         self._reader: Reader | None = None
         self._aside: StandingAside | None = None
-        self._ledger: Ledger | None = None
+        self._ledger = Ledger(self._model)
         self._tries, self._has_failed = 0, False
         self._last: Callable[[], Tensor | None] = lambda: None
         self._findings: list[Finding] = []
@@ -81,25 +98,21 @@ class LiveStep:
 
     def _hear(self, loss: Tensor) -> bool:
         """Judge a loss that the loop did not announce, if it depends on the model; True lets the backward pass run."""
-        if self._reader is not None and not self._has_one_loss:
-            try:
-                is_ours = computing_plainly(self._reader.leads_to)(loss)
-            except Exception as error:  # ends the record
-                self._reader.step.give_up(error)
-            else:
-                if is_ours:
-                    self.before_backward(loss)
+        if not self._has_one_loss:
+            self._judge_if_ours(loss)
         return True
 
-    def _at_step(self, optimizer: Any, has_closure: bool) -> None:
+    @ending_the_record
+    def _judge_if_ours(self, reader: Reader, loss: Tensor) -> None:
+        if reader.leads_to(loss):
+            self.before_backward(loss)
+
+    @ending_the_record
+    def _at_step(self, reader: Reader, optimizer: Any, has_closure: bool) -> None:
         """Note that an optimizer is about to step; None once it has."""
-        if self._reader is not None and self._ledger is not None:
-            self._ledger.is_in_closure = has_closure
-            try:
-                if optimizer is not None:
-                    computing_plainly(self._ledger.before_step)(optimizer, self._reader.step.ops)
-            except Exception as error:  # ends the record
-                self._reader.step.give_up(error)
+        self._ledger.is_in_closure = has_closure
+        if optimizer is not None:
+            self._ledger.before_step(optimizer, reader.step.ops)
 
     def before_backward(self, loss: Tensor) -> None:
         """Judge what led to a loss whose backward pass comes next; no effect if that has been done for this loss."""
@@ -108,21 +121,21 @@ class LiveStep:
             return
         # Weakly: a tensor keeps its graph.
         self._last = weakref.ref(loss)
-        try:
-            with reader.step.aside():
-                as_own_call(computing_plainly(self._judge), reader, loss)
-        except Exception as error:  # ends the record
-            reader.step.give_up(error)
+        as_own_call(self._take, loss)
         if self._has_one_loss:
             reader.step.is_over = True
             self._stop()
+
+    @ending_the_record
+    def _take(self, reader: Reader, loss: Tensor) -> None:
+        with reader.step.aside():
+            self._judge(reader, loss)
 
     def _judge(self, reader: Reader, loss: Tensor) -> None:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, QUESTIONS)
-        if self._ledger is not None:
-            self._ledger.before_backward(value, reader.step.ops)
+        self._ledger.before_backward(value, reader.step.ops)
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
         self.programs.append(reader.step.program_of(loss))
         self.adapters = adapters_of(reader.step)
@@ -149,19 +162,21 @@ class LiveStep:
             value = op.inputs[0]
         return (value, factor) if factor and math.isfinite(factor) else (value, 1.0)
 
-    def after_backward(self) -> None:
+    @ending_the_record
+    def after_backward(self, reader: Reader) -> None:
         """Note whether the backward pass has given any gradient that is not 0."""
-        reader = self._reader
-        if reader is None or not reader.losses or reader.step.fault is not None:
+        if not reader.losses or reader.step.fault is not None:
             return
         with reader.step.aside():
-            if self._ledger is not None:
-                computing_plainly(self._ledger.after_backward)()
-            computing_plainly(reader.set_aside_zeros)()
-            came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
-            # Where a gradient has come and is gone, a hook took it in the backward pass.
-            if not reader.has_gradient and (came or not reader.reached):
-                reader.has_gradient = computing_plainly(any_not_zero)(came)
+            self._ledger.after_backward()
+            reader.set_aside_zeros()
+            self._note_gradient(reader)
+
+    def _note_gradient(self, reader: Reader) -> None:
+        came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
+        # Where a gradient has come and is gone, a hook took it in the backward pass.
+        if not reader.has_gradient and (came or not reader.reached):
+            reader.has_gradient = any_not_zero(came)
 
     def end(self) -> StepFacts | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""
@@ -189,10 +204,10 @@ class LiveStep:
     @computing_plainly
     def _found(self, reader: Reader) -> list[Finding]:
         """Return what was found, once all backward passes have run."""
-        if self._ledger is not None and not reader.step.compiled_calls:  # of which one may be an optimizer's step
+        if not reader.step.compiled_calls:  # of which one may be an optimizer's step
             self._ledger.settle(reader.step.ops)
             self._findings += self._ledger.findings()
-        assigned = (set() if self._ledger is None else self._ledger.stepped or set()) - reader.reached
+        assigned = (self._ledger.stepped or set()) - reader.reached
         if assigned:
             reader.reached |= assigned
             reader.has_gradient = None
@@ -236,4 +251,4 @@ class LiveStep:
         self._stop()
         if self._reader is not None:
             self._reader.forget()
-            self._reader = self._ledger = None
+            self._reader = None
