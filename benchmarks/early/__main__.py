@@ -28,7 +28,6 @@ WARNS = frozenset(
     {
         "activation_scale",
         "experts",
-        "exploding_gradient",
         "input_scale",
         "nonfinite",
         "precision",

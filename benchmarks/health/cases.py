@@ -41,7 +41,7 @@ class Truth:
     """What is true of a plant.
 
     Args:
-        causes: the rules that are a right name of it.
+        causes: the names that are right: rules of hookboard, or `OF_OTHER_TOOLS`.
         places: dotted names of the modules that are a right place; "" is the whole model.
         onset: the first and the last step at which it may be said to begin.
         by_itself: whether it is a defect whatever the loss does.
@@ -52,6 +52,9 @@ class Truth:
     onset: tuple[int, int] = (0, 0)
     by_itself: bool = False
 
+
+OF_OTHER_TOOLS = frozenset({"exploding_gradient", "saturated"})
+"""Names of faults that other tools give, and for which hookboard has no rule."""
 
 SLOWEST_FIRST = ("postnorm", "prenorm", "lstm", "vit")
 

@@ -24,7 +24,7 @@ from benchmarks.wild.environment import DEFAULT_FOLDER, START, install, is_insta
 
 FAULTS = {
     "rate": ("update_too_large",),
-    "targets": ("targets", "input_scale", "initial_loss"),
+    "targets": ("targets", "input_scale"),
     "loss": ("loss_input", "loss_shape", "output_range", "targets", "unbounded_loss"),
     "dropout": ("dropout",),
     "frozen": ("not_updated", "not_in_optimizer"),

@@ -39,35 +39,6 @@ def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
     assert share == round(100 * ratio(model, 29, 0))
 
 
-@pytest.mark.parametrize(("kind", "gain"), [(nn.Tanh, 12), (nn.Sigmoid, 40), (nn.Sigmoid, 300)])
-def test_the_share_of_saturated_outputs_and_where_they_lie(tmp_path, kind, gain):
-    net = sized(linear(8, 16), kind, linear(16, 3))
-    net[0].weight.data *= gain
-    model = Recorded(net, CROSS_ENTROPY, rate=0.0)
-    evidence = said(tmp_path, model, classes(), "saturated")
-    whole = f"#% of the outputs of net.1 ({kind.__name__}) are near the ends of its range of # to #:"
-    share, lowest, highest, *ends = numbers(f"{whole} from # to # or from # to #", evidence)
-    assert (lowest, highest) == (-1 if kind is nn.Tanh else 0, 1)
-    outputs = model.outputs["net.1"].astype(np.float32)
-    low, below, above, high = ends
-    assert low == pytest.approx(outputs.min(), rel=5e-3)
-    assert high == outputs.max() == 1
-    assert share == pytest.approx(100 * ((outputs <= below) | (outputs >= above)).mean(), abs=1)
-
-
-def test_the_share_of_units_that_stay_at_one_end(tmp_path):
-    net = sized(linear(8, 16), nn.Sigmoid, linear(16, 3))
-    net[0].weight.data *= 0.1
-    net[0].bias.data[:12] = 5.0
-    model = Recorded(net, CROSS_ENTROPY, rate=0.0)
-    evidence = said(tmp_path, model, classes(), "saturated")
-    pattern = "#% of the units of net.1 (Sigmoid) stayed below # or above # at the last # measurements"
-    share, below, above, looks = numbers(pattern, evidence)
-    outputs = model.outputs["net.1"]
-    assert (below, above, looks) == (0.015, 0.985, 3)
-    assert share == 100 * ((outputs >= 0.985).all(0) | (outputs <= 0.015).all(0)).mean() == 75
-
-
 def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Course(net, CROSS_ENTROPY, rate=1e-7, optimizer=torch.optim.Adam)

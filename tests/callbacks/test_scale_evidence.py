@@ -129,17 +129,6 @@ def series():
     return [(x.reshape(8, 4, 8), y[:8]) for x, y in classes()]
 
 
-def test_the_outputs_of_shut_gates(tmp_path):
-    net = sized(linear(8, 8), lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
-    net[0].weight.data *= 5
-    net[1].bias_ih_l0.data[24:] = -12.0
-    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
-    evidence = said(tmp_path, model, series(), "saturated")
-    output, given = numbers("its output has an RMS of only # (the layer before it: #)", evidence)
-    assert output == shortened(rms(model.outputs["net.1"]))
-    assert given == shortened(rms(model.given))
-
-
 def test_the_norm_of_recurrent_weights(tmp_path):
     net = sized(lambda: nn.RNN(8, 8, batch_first=True), Last, linear(8, 3))
     net[0].weight_hh_l0.data *= 20
@@ -147,25 +136,6 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     evidence = said(tmp_path, model, series(), "activation_scale")
     (norm,) = numbers("of a unit have an L2 norm of # (0.6 to 1 is usual), so its feedback grows", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
-
-
-def test_the_rms_of_gates_at_the_ends_of_their_range(tmp_path):
-    net = sized(lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
-    for name, p in net[0].named_parameters():
-        p.data.fill_(20.0 if "bias" in name else 0.0)
-    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
-    data = [(x.repeat(1, 8, 1), y) for x, y in series()]
-    (size,) = numbers("of their range, with an RMS of #", said(tmp_path, model, data, "saturated"))
-    assert size == shortened(rms(model.outputs["net.0"]))
-
-
-def test_how_far_down_biases_of_gates_go(tmp_path):
-    net = sized(linear(8, 8), lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
-    net[1].bias_ih_l0.data[8:16] = -6.0
-    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
-    low, mean = numbers("are as low as #, with a mean of #", said(tmp_path, model, series(), "saturated"))
-    bias = model.after["net.1.bias_ih_l0"]
-    assert (low, mean) == (shortened(bias.min()), shortened(bias.mean()))
 
 
 def test_by_how_much_the_output_of_one_layer_differs(tmp_path):

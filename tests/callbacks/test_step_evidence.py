@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from callbacks.course import Course, looks_of, of_layer, shortened
-from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized
 from torch import nn
 from toys import loader, trainer
 
@@ -35,52 +35,6 @@ def test_by_what_factor_a_gradient_falls_and_that_it_falls_by_the_mean_of_the_la
     assert fall == pytest.approx(10 ** (np.median(norms[-3:]) - max(norms[:2])), rel=0.06)
     assert layers == 12
     assert each == pytest.approx(10 ** ((most[-1] - most[0]) / 11), rel=0.06)
-
-
-def test_a_gradient_that_grows_steadily_grows_by_the_mean_of_the_layers(tmp_path):
-    net = sized(*[linear(8, 8)] * 8)
-    for layer in net:
-        nn.init.orthogonal_(layer.weight, 3.0)
-    model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
-    evidence = said(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
-    rise, each, layers = numbers(
-        (
-            "grows by a factor of # from the last layers to the first, steadily, by a factor of # per layer over # "
-            "layers"
-        ),
-        evidence,
-    )
-    norms = norms_of(model, 8)
-    assert rise == shortened(10 ** (np.median(norms[:2]) - np.median(norms[-2:])))
-    assert (each, layers) == (shortened(10 ** ((norms[0] - norms[-1]) / 7)), 8)
-
-
-def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others(tmp_path):
-    net = sized(*[linear(8, 8)] * 8)
-    for layer in net:
-        nn.init.orthogonal_(layer.weight)
-    net[5].weight.data *= 1000
-    model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
-    verdict = verdict_of(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
-    alone, usual = numbers("by # in this layer alone (median over layers: #)", verdict.evidence)
-    steps = -np.diff(norms_of(model, 8))
-    assert verdict.module == f"net.{np.argmax(steps) + 1}"
-    assert alone == shortened(10 ** steps.max())
-    assert usual == pytest.approx(10 ** np.median(np.abs(steps)), rel=2e-3)
-
-
-def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
-    data = [(x, x * (1 if step < 150 else 1000)) for step, (x, _) in enumerate(classes(300))]
-    model = Course(sized(*[linear(8, 8)] * 4), nn.functional.mse_loss, rate=1e-9)
-    layers, grew = numbers(
-        "gradients in # layers are # times their usual size in this run",
-        said(tmp_path, model, data, "exploding_gradient"),
-    )
-    looks = looks_of(300)
-    sizes = np.array([[rms(model.arrived[step][f"net.{i}"]) for step in looks] for i in range(4)])
-    history, now = sizes[:, :-3], sizes[:, -1]  # the window of the monitor is 3 looks
-    assert layers == 4
-    assert grew == shortened(10 ** np.median(np.log10(now / np.median(history, axis=1))))
 
 
 # Weights that do not move

@@ -448,22 +448,6 @@ def begun(start, constant, embedding=0.02):
     return list(RULES["initial_loss"].judge(run))
 
 
-def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
-    (finding,) = begun(30.0, 1.0, embedding=1.0)
-    assert "the first loss was 30, while the best constant prediction gives 1" in finding.evidence
-    assert finding.advice.startswith("initialize table with smaller values")
-    assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer with smaller weights")
-
-
-@pytest.mark.parametrize(
-    ("start", "constant"),
-    [(4.0, 1.0), (30.0, math.nan), ([1.2, *[30.0] * 119], 1.0)],
-    ids=["usual", "unknown", "later"],
-)
-def test_nothing_is_said_of_usual_first_losses_or_where_no_constant_is_known(start, constant):
-    assert begun(start, constant) == []
-
-
 @pytest.mark.parametrize(
     ("values", "steps"),
     [

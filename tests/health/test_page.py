@@ -225,7 +225,6 @@ def test_long_names_are_broken_between_their_words():
 
 def test_every_rule_that_judges_looks_points_at_a_chart():
     without = {
-        "initial_loss",
         "overfitting",
         "ranks_differ",
         "experts",
@@ -301,7 +300,7 @@ def test_what_is_said_alike_of_several_layers_is_one_row_and_one_line_with_their
         noted(["net.1"]),
         noted(["net.1", "net.2"], advice="Look at the rate of {}."),
         [replace(one, severity="alarm") for one in noted(["net.1", "net.2"])],
-        [replace(one, rule="saturated") for one in noted(["net.1", "net.2"])],
+        [replace(one, rule="collapsed") for one in noted(["net.1", "net.2"])],
         [replace(one, until=9) for one in noted(["net.1", "net.2"])],
     ],
 )

@@ -297,7 +297,7 @@ def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
     assert [(s.module, s.severity) for s in findings(DEAD_UNITS, run)] == [("fc0", "note")]
 
 
-def test_units_behind_which_a_tanh_stands_are_not_dead_but_saturated():
+def test_units_behind_which_a_tanh_stands_are_not_dead():
     layers = [CALLED[0], without_weights("act", "bounded", "Tanh"), CALLED[1]]
 
     def seen(n):

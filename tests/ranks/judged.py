@@ -167,7 +167,7 @@ def broken(*args):
 def monitor_of(case, looks):
     keep = Rule("keep", lambda run: looks.append(run.now) or ())
     given = ["dead_units", "no_gradient", "not_updated", "nonfinite", "input_scale", "spike", "collapsed", keep]
-    given += ["activation_scale", "vanishing_gradient", "exploding_gradient", "not_learning", "symmetric_units"]
+    given += ["activation_scale", "vanishing_gradient", "not_learning", "symmetric_units"]
     given += [Rule("broken", broken)] if case == "broken rule" else []
     options = {"rules": given, "every_n_steps": 1, "nonfinite": "late" if case == "late nan" else "exact"}
     if case in ("spike", "nan behind the last measured") or case.startswith("faults"):

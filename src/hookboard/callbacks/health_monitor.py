@@ -21,7 +21,7 @@ from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
-from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, Stepped, every_unit, needs_histogram
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
@@ -351,9 +351,9 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _table(self, loop: Loop, state: Any) -> Table:
         self._find_layers(state)
         # No rule reads the channels of gradients.
-        channels, histogram = ChannelDims(state.layers, with_gradients=False), NeedsHistogram(state.layers)
+        channels = ChannelDims(state.layers, with_gradients=False)
         how = {"stage": state.stage, "ranks": self._ranks, "channels": channels, "opened": channels.follow}
-        return Table(self._plan(), loop.device, histogram=histogram, part=some_units, **how)
+        return Table(self._plan(), loop.device, histogram=needs_histogram, part=some_units, **how)
 
     def _find_layers(self, state: HealthState) -> None:
         """Set the layers of a stage to those that the model has now."""

@@ -54,16 +54,16 @@ def _falls_below_0(run: Run) -> bool:
     return run.losses.lowest < min(0.0, run.losses.start)
 
 
-_SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
+_SIGNAL = ("activation_scale", "vanishing_gradient", "dead_units", "collapsed")
 """Findings of the signal, forward and backward."""
 
-_FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
+_FORWARD = ("activation_scale", "dead_units", "collapsed")
 """Findings of the forward pass alone."""
 
-_OF_LARGE_INPUTS = ("initial_loss", "activation_scale", "saturated", "cut", "no_gradient")
+_OF_LARGE_INPUTS = ("activation_scale", "cut", "no_gradient")
 """What inputs that are too large bring about in the first layers."""
 
-_OF_FAR_TARGETS = ("not_learning", "initial_loss", "activation_scale", "exploding_gradient")
+_OF_FAR_TARGETS = ("not_learning", "activation_scale")
 """What targets bring about that are far from the outputs."""
 
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
@@ -94,7 +94,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("not_updated", ("update_too_small",), "same"),
-    Cause("saturated", ("vanishing_gradient", "no_gradient"), "before"),
     Cause("precision", _STANDSTILL),
     # Seen in the loss: it falls without a bound, and takes everything along.
     Cause("unbounded_loss", (*_LATER, "spike", "update_too_large", "nonfinite"), only_if=_falls_below_0),
@@ -104,11 +103,10 @@ CAUSES: tuple[Cause, ...] = (
         only_if=lambda run: run.losses.is_boundless,
     ),
     # The gradient is what an optimizer that is not adaptive steps by. With Adam a step is as large as the rate.
-    Cause("input_scale", ("update_too_large", "exploding_gradient"), when="at the start", only_if=_is_plain),
+    Cause("input_scale", ("update_too_large",), when="at the start", only_if=_is_plain),
     # What the first layers give grows with the input.
     Cause("input_scale", (*_OF_LARGE_INPUTS, "not_learning"), when="at the start"),
-    Cause("activation_scale", ("update_too_large", "initial_loss"), when="at the start", only_if=_is_plain),
-    Cause("exploding_gradient", ("update_too_large",), when="at the start", only_if=_is_plain),
+    Cause("activation_scale", ("update_too_large",), when="at the start", only_if=_is_plain),
     # Seen in time: it was not there at the first look, and began after this.
     Cause("stale_gradients", (*_LATER, "spike", "update_too_large", "nonfinite"), when="by steps"),
     Cause("update_too_large", ("spike",), when="not later"),
@@ -118,7 +116,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("nonfinite", (*_LATER, "spike", "update_too_large"), when="not later"),
     *(
         Cause(rule, ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up)
-        for rule in ("update_too_large", "exploding_gradient", "activation_scale", "spike")
+        for rule in ("update_too_large", "activation_scale", "spike")
     ),
 )
 """From what explains most to what explains least. Each is so by construction, or seen in this run, as it says."""
@@ -127,9 +125,9 @@ ORDER = tuple(
     """
     not_in_optimizer adapters experts unbounded_loss future_leak eval_mode
     dropout stale_gradients cut loss_shape no_influence loss_input batch_mixing
-    output_range update_too_large targets input_scale initial_loss symmetric_units dead_units
-    activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated
-    update_too_small saturated collapsed train_eval_gap
+    output_range update_too_large targets input_scale symmetric_units dead_units
+    activation_scale spike nonfinite precision vanishing_gradient no_gradient not_updated
+    update_too_small collapsed train_eval_gap
     """.split()  # noqa: SIM905  # a list of 40 lines
 )
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from hookboard.base.messages import listed
 from hookboard.measure.readings import Reading, Readings
 from hookboard.measure.row import channel_stride
-from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 
 
@@ -154,18 +153,6 @@ def every_unit(shape: Sequence[int]) -> int:
     return of_outputs * max(1, -(-shape[0] // (units * of_outputs)))
 
 
-class NeedsHistogram:
-    """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Table`.
-
-    True where a rule reads one: for outputs of bounded activations such as tanh, and gradients of outputs in float16.
-    """
-
-    def __init__(self, layers: Mapping[str, Layer]) -> None:
-        self._layers = layers
-
-    def __call__(self, site: Site, tensor: Tensor) -> bool:
-        """Return True if a histogram of this tensor is to be measured."""
-        if site.role == "grad_output":
-            return tensor.dtype is torch.float16
-        layer = self._layers.get(site.name)
-        return site.role == "output" and layer is not None and layer.kind == "bounded"
+def needs_histogram(site: Site, tensor: Tensor) -> bool:
+    """Return True if a rule reads the histogram of this tensor: of gradients of outputs in float16."""
+    return site.role == "grad_output" and tensor.dtype is torch.float16

@@ -31,18 +31,6 @@ FIRST_LOSS_TOLERANCE_FACTOR = 1.02
 """A first loss that exceeds this many times chance level, plus the range of the model's outputs, is not a mean cross
 entropy (a choice)."""
 
-HIGH_START_CHANCE_FACTOR = 5.0
-"""A first loss this many times that of a constant answer is high (a choice)."""
-
-
-def starts_high(chance: float | None, start: float) -> bool:
-    """Return True if `start`, a first loss, is far above `chance`; False if that is None.
-
-    >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
-    (True, False, False)
-    """
-    return chance is not None and start > HIGH_START_CHANCE_FACTOR * chance
-
 
 def is_another(chance: float, reach: float | None, first: float) -> bool:
     """Return True if the first loss is NaN, or too large for a mean cross entropy: then it is another kind of loss.

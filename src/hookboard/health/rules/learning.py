@@ -18,11 +18,10 @@ from hookboard.health.losses import (
     RISE_NOISE_DEVIATIONS,
     STEPS_BEFORE_STUCK,
     STUCK_SHARE,
-    starts_high,
 )
 from hookboard.health.robust import median, median_of, medians
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, are_targets_unscaled, clip_too, harm_of, to_stable_rate
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, are_targets_unscaled, clip_too, to_stable_rate
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
 from hookboard.measure.row import FIELDS
@@ -364,45 +363,6 @@ def _rate_rises(run: Run) -> bool:
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
-
-EMBEDDING_RMS_LARGE = 0.5
-"""RMS of an embedding at the start from which it may make outputs too wide: torch initializes with 1 (a choice)."""
-
-
-def initial_loss(run: Run) -> Iterator[Finding]:
-    """Report a first loss far above the loss of a constant answer, where training has not made up for it."""
-    losses = run.losses
-    if not losses.is_harmed or not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
-        return
-    reference, what = run.constant_loss, "the best constant prediction gives"
-    if losses.is_of_classifier and losses.chance is not None:
-        reference, what = losses.chance, "chance level is"
-    loss = losses.first[0].value  # those after it show what the first steps did
-    if not (reference > 0 and starts_high(reference, loss)):
-        return
-    first = run.first or run.now
-    wide = [
-        layer.name
-        for layer in run.layers
-        if layer.kind == "embedding"
-        for weight in (first.of(name, "parameter_before") for name in layer.weights)
-        if weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
-    ]
-    # Outputs that hardly differ are not too large: it is the targets that are far from them.
-    is_far = losses.is_of_classifier or (losses.reach or 0.0) > math.sqrt(loss)
-    advice = "initialize the last layer with smaller weights, and check the scale of its input"
-    if not is_far:
-        advice = "subtract the mean of the targets, or start the last bias there"
-    elif wide:
-        advice = (
-            f"initialize {listed(wide, 3)} with smaller values, for example nn.init.normal_(weight, std=0.1); torch's "
-            "default std is 1"
-        )
-    evidence = f"the first loss was {loss:.3g}, while {what} {reference:.3g}{harm_of(run)}"
-    yield Finding("", evidence, advice, "alarm", size=loss / reference, since=losses.first[0].step)
-
-
-INITIAL_LOSS = Rule("initial_loss", initial_loss)
 
 SPIKE = Rule("spike", spike, at_once=True, look_at="health/gradient_rms")
 NOT_LEARNING = Rule("not_learning", not_learning, look_at="health/gradient_rms")

@@ -1,4 +1,4 @@
-"""Signals and gradients through the layers: `saturated`, `collapsed`, `vanishing_gradient`, `exploding_gradient`."""
+"""Signals and gradients through the layers: `collapsed` and `vanishing_gradient`."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,185 +7,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.health.look import Look
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     BOUNDED_KINDS,
     activations_of,
-    clip_too,
     factor,
     harm_of,
     initialization,
     is_done,
     severity_of,
-    source_of,
 )
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
 from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
-
-SATURATED_SHARE = 0.97
-"""An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
-2.1, where it passes 6 % of the gradient (Karpathy).
-"""
-
-RANGES = {"Tanh": (-1, 1), "Sigmoid": (0, 1), "Hardtanh": (-1, 1), "Hardsigmoid": (0, 1), "Softsign": (-1, 1)}
-"""The range of each bounded activation, by class name; a Hardtanh may be given another one."""
-
-SATURATED_SHARE_NOTE = 0.5
-"""Share of saturated outputs from which a layer is reported (DeepDiagnosis)."""
-
-CHAIN_LAYERS_MIN = 3
-"""Number of hidden layers that `CHAIN_SATURATED_SHARE_ALARM` needs (a choice)."""
-
-CHAIN_SATURATED_SHARE_ALARM = 0.55
-"""Share of saturated outputs that half of the hidden layers must reach from the first look on to be an alarm whatever
-the loss does. Healthy runs of the benchmark's tuning half reach 0.47 in one layer."""
-
-SHUT_GATE_RATIO_NOTE = 0.02
-"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which its gates are shut (a
-choice; it begins at about 0.1)."""
-
-SHUT_GATE_RATIO_ALARM = 1e-3
-"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which nothing gets through:
-an alarm whatever the loss does (a choice)."""
-
-GATE_BIAS_SHUT = -4.0
-"""A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
-
-GATE_BIAS_MEAN_NOTE = -0.5
-"""Mean of the biases of a recurrent layer below which one gate in four has a bias of `GATE_BIAS_SHUT` (-4 / 4, with a
-margin)."""
-
-
-def _saturated(run: Run) -> Iterator[Finding]:
-    layers = [layer for layer in run.layers if layer.kind in ("bounded", "recurrent") or layer.type == "Softmax"]
-    if not layers:
-        return
-    last = next((layer.name for layer in reversed(run.layers) if run.now.of(layer.name, "output")), "")
-    shares = {layer.name: _share(run, layer) for layer in layers if layer.kind == "bounded"}
-    known = {name: share for name, share in shares.items() if share is not None}
-    at_start = [_share_at(run.first, layer) for layer in layers if layer.name in known and layer.name != last]
-    hidden = [share for name, (share, _) in known.items() if name != last]
-    is_chain = (
-        len(hidden) >= CHAIN_LAYERS_MIN
-        and min(np.median(hidden), np.median([found[0] if found else 0.0 for found in at_start]))
-        >= CHAIN_SATURATED_SHARE_ALARM
-    )
-    before = False
-    for layer in layers:
-        if layer.name not in known:
-            continue
-        share, of = known[layer.name]
-        is_sick = share >= SATURATED_SHARE_NOTE and not (layer.name == last and not run.losses.is_harmed)
-        if is_sick and not before:
-            yield _saturated_finding(run, layer, share, of, "alarm" if is_chain else severity_of(run))
-        before = is_sick
-    for layer in layers:
-        if layer.kind == "recurrent":
-            yield from _gates(run, layer)
-
-
-def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
-    """Return the share of saturated outputs, or if larger that of saturated units, and what it is a share of."""
-    found, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
-    looks = min(run.window, len(run.looks))
-    units = run.units(layer.name, looks=looks)
-    if found is None or reading is None or units is None:
-        return found
-    lower, upper = _borders(layer, reading)
-    share = float(((units[:, :, _MIN] >= upper).all(axis=0) | (units[:, :, _MAX] <= lower).all(axis=0)).mean())
-    of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g} or above {upper:.3g}"
-    return found if found[0] >= share else (share, f"{of_units} at the last {looks} measurements")
-
-
-def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
-    """Return the share of a layer's outputs near the ends of its range, estimated from moments without a histogram."""
-    reading = None if look is None else look.of(layer.name, "output")
-    if reading is None or not reading.moments.count:
-        return None
-    lower, upper = _borders(layer, reading)
-    low, high = _range(layer, reading)
-    outputs = f"of the outputs of {layer.name} ({layer.type}) are near the ends of its range of {low:.3g} to {high:.3g}"
-    if reading.histogram is not None and len(reading.histogram.counts):
-        # A bin with a border inside counts by its centre; then its edge is the border.
-        edges, counts = reading.histogram.edges, reading.histogram.counts
-        centres = (edges[:-1] + edges[1:]) / 2
-        below, above = int((centres <= lower).sum()), int((centres < upper).sum())
-        share = float((counts[:below].sum() + counts[above:].sum()) / counts.sum())
-        ends = [(edges[0], edges[below])] * (below > 0) + [(edges[above], edges[-1])] * (above < len(counts))
-        return share, f"{outputs}: {' or '.join(f'from {start:.3g} to {end:.3g}' for start, end in ends)}"
-    # What is not at the ends is taken as evenly spread between them.
-    middle, half = (lower + upper) / 2, (upper - lower) / 2 / SATURATED_SHARE
-    square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-    return max(0.0, (3 * square - 1) / 2), f"{outputs}, as estimated from their mean and standard deviation"
-
-
-def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
-    """Return the lower and the upper limit beyond which a layer's outputs count as saturated."""
-    low, high = _range(layer, reading)
-    middle, half = (low + high) / 2, (high - low) / 2
-    return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
-
-
-def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
-    if layer.type in RANGES and abs(reading.moments.max) <= 1 and abs(reading.moments.min) <= 1:
-        return RANGES[layer.type]
-    if layer.type == "Hardtanh":
-        return reading.moments.min, reading.moments.max
-    return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
-
-
-def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
-    source = source_of(run, layer)
-    evidence = f"{100 * share:.0f}% {of}"
-    advice = "Make its input smaller (smaller initial weights and biases, or a lower learning rate), or normalize it."
-    module = layer.name if source is None else source.name
-    return Finding(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
-
-
-def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
-    """Report saturated or shut gates of an LSTM or GRU, whose outputs lie between -1 and 1.
-
-    Saturated: most outputs are near -1 or 1. Shut, or with weights near 0: the output is far smaller than the input.
-    Shut: the biases are so negative that gates stay shut.
-    """
-    reading = run.now.of(layer.name, "output")
-    if reading is None or not reading.moments.count:
-        return
-    advice = "Check how its biases and weights are initialized: gates should start half open, and weights not near 0."
-    # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
-    if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
-        evidence = f"its outputs are at the ends of their range, with an RMS of {reading.moments.rms:.2g}"
-        yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
-        return
-    rms = run.recent("activation_rms")[: run.place(layer.name), -1]
-    before = next((value for value in reversed(rms) if value > 0), 0.0)
-    given = min(1.0, before)
-    if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
-        evidence = f"its output has an RMS of only {reading.moments.rms:.2g} (the layer before it: {before:.2g})"
-        severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
-        yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
-        return
-    for name in layer.weights:
-        bias = run.now.of(name, "parameter_before")
-        if len(layer.shapes[name]) > 1 or bias is None or not bias.moments.count:
-            continue
-        if bias.moments.min <= GATE_BIAS_SHUT and bias.moments.mean <= GATE_BIAS_MEAN_NOTE:
-            evidence = (
-                f"the biases in {name} are as low as {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
-                "gates with such biases stay closed"
-            )
-            yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
-            return
-
-
-SATURATED = Rule("saturated", _saturated, look_at="health/activation_rms")
-
 
 SPREAD_ALARM = 1e-3
 """Spread over the samples, as a share of the RMS, below which a layer gives nearly the same output for all samples. At
@@ -302,19 +139,9 @@ VANISHING_DECADES_NOTE = 3.0
 """Powers of ten by which the norm of the gradient must fall from the last layers to the first (AutoTrainer: 1e-3)."""
 
 GRADIENT_CHANGE_DECADES_ALARM = 3.5
-"""Powers of ten by which the norm of the gradient must fall, or rise, from the last layers to the first for an alarm
+"""Powers of ten by which the norm of the gradient must fall from the last layers to the first for an alarm
 whatever the loss does, if that is still so after the first steps: next to nothing arrives. Healthy runs of the
 benchmark's tuning half fall by 2.5 in their first steps and by 0.6 later."""
-
-EXPLODING_DECADES_NOTE = 1.85
-"""Powers of ten by which the norm of the gradient must rise (AutoTrainer: a factor of 70). Healthy runs of the
-benchmark's tuning half reach 1.1."""
-
-GRADIENT_GROWTH_DECADES = 2.0
-"""Powers of ten by which all gradients must exceed their own history (chosen on the benchmark's tuning half)."""
-
-HISTORY_WINDOWS = 4
-"""Number of windows of looks that a history needs before gradients are compared with it (a choice)."""
 
 GRADIENT_LAYERS_MIN = 4
 """A model needs at least this many layers for its gradients to have a trend (a choice)."""
@@ -322,9 +149,6 @@ GRADIENT_LAYERS_MIN = 4
 FRONT_LAYERS_DIVISOR = 8
 """The gradient must be lost in all of the first layers: one layer in this many and one more, at least two (a
 choice)."""
-
-CANCELLING_FACTOR = 10.0
-"""Factor by which the gradients of samples may cancel in that of a weight (a choice)."""
 
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
@@ -339,12 +163,10 @@ class Course:
     Args:
         places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
         norms: log10 of the L2 norm of the gradient, shape (n,).
-        beside: the largest of these norms among the other layers; -inf if there is none.
     """
 
     places: np.ndarray
     norms: np.ndarray
-    beside: float
 
     @property
     def end(self) -> float:
@@ -365,10 +187,10 @@ def course_of(run: Run) -> Course | None:
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
     names = [run.layers[place].name for place in places.tolist()]
     is_beside = np.array([run.facts.flow.are_apart(name, names[-1]) for name in names], dtype=bool)
-    beside, places = np.log10(norms[places[is_beside]]), places[~is_beside]
+    places = places[~is_beside]
     if len(places) < GRADIENT_LAYERS_MIN:
         return None
-    return Course(places, np.log10(norms[places]), float(beside.max(initial=-np.inf)))
+    return Course(places, np.log10(norms[places]))
 
 
 def _vanishing(run: Run) -> Iterator[Finding]:
@@ -435,67 +257,4 @@ def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
     return f"by {factor(float(steps[place - 1]))} in this layer alone (median over layers: {usual})"
 
 
-def _exploding(run: Run) -> Iterator[Finding]:
-    course = course_of(run)
-    if course is None:
-        return
-    arriving = _arriving(run, course)
-    known = np.isfinite(arriving) if np.isfinite(arriving).any() else np.ones(len(arriving), dtype=bool)
-    rises = (np.minimum(course.norms, arriving) - max(course.end, course.beside))[known]
-    front = max(2, len(rises) // 4)
-    least = median(rises[:front])
-    if least < EXPLODING_DECADES_NOTE:
-        yield from _growing(run)
-        return
-    steps = -np.diff(course.norms)
-    place = _cause(steps)
-    grown = median(course.norms[known][:front] - course.end)
-    evidence = f"the gradient norm grows by a factor of {factor(grown)} from the last layers to the first, "
-    evidence += _how(course, steps, place)
-    advice = f"Check the size of the weights, and normalize the inputs{clip_too(run, ', or clip gradients')}."
-    name = "" if place is None else run.layers[course.places[place]].name
-    severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
-    yield Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
-
-
-def _arriving(run: Run, course: Course) -> np.ndarray:
-    """Return log10 of the most that each norm of the gradient may be by what it makes of weights; inf if unknown.
-
-    A gradient that meets inputs of 0, such as padding, changes no weight, however large it is. Samples whose gradients
-    do not cancel make of it a weight's gradient of (its norm * RMS of the input * root of the inputs of a unit).
-    """
-    table, gradients = run.arrays, run.latest.rows["parameter_grad"]
-    first = table.first_of_each((table.inputs > 0) & (gradients.count > 0))
-    norms = np.full(len(table.names), np.nan)
-    norms[table.owner[first]] = gradients.rms[first] * np.sqrt(gradients.count[first] / table.inputs[first])
-    given = np.append(1.0, run.recent("activation_rms")[:-1, -1])  # what goes into the first layer is usually about 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.log10(CANCELLING_FACTOR * norms / given)[course.places]
-    return np.where(np.isfinite(most), most, np.inf)
-
-
-def _growing(run: Run) -> Iterator[Finding]:
-    """Report gradients that are far larger in at least half of the layers than they used to be."""
-    history = run.recent("gradient_rms")
-    window = run.window
-    if history.shape[1] < HISTORY_WINDOWS * window:
-        return
-    lowest = history.min(axis=1)
-    seen = lowest > 0
-    # Of half of the layers the gradient must exceed the usual one, and so the least one, by as much.
-    grew = np.count_nonzero(seen & (history[:, -1] > 10 ** (GRADIENT_GROWTH_DECADES - 0.01) * lowest))
-    if seen.sum() < GRADIENT_LAYERS_MIN or 2 * grew < seen.sum():
-        return
-    known = np.log10(history[seen, -1] / np.median(history[seen, :-window], axis=1))
-    if not np.median(known) > GRADIENT_GROWTH_DECADES:
-        return
-    evidence = (
-        f"gradients in {len(known)} layers are {factor(float(np.median(known)))} times their usual size in this "
-        f"run{harm_of(run)}."
-    )
-    advice = f"Lower the learning rate or warm it up{clip_too(run, ', and clip gradients')}."
-    yield Finding("", evidence, advice, severity_of(run), size=float(np.median(known)))
-
-
 VANISHING = Rule("vanishing_gradient", _vanishing, look_at="health/gradient_rms")
-EXPLODING = Rule("exploding_gradient", _exploding, look_at="health/gradient_rms")
