@@ -20,7 +20,7 @@ class Box(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.batch = batch
-        self.box.begin_batch(batch, batch_idx, TrainerLoop(trainer).logged_step)
+        self.box.begin_batch(batch_idx, TrainerLoop(trainer).logged_step)
 
     def on_before_backward(self, trainer, pl_module, loss):
         self.box.before_backward(loss, batch=self.batch)

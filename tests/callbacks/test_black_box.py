@@ -220,16 +220,6 @@ def test_labels_that_are_missing_in_all_batches_are_blamed_only_if_the_loss_take
     assert ("log()" in event.evidence) is is_masked
 
 
-def test_a_batch_that_the_step_itself_spoils_is_said_to_be_changed():
-    class Spoils(Toy):
-        def training_step(self, batch):
-            return super().training_step(batch.div_(0))
-
-    event = only_event(Spoils(mlp()), batches(8, 8))
-    assert event.during == "batch"
-    assert "changes the batch in place" in event.evidence
-
-
 # The weights.
 
 
@@ -335,7 +325,7 @@ def test_finite_gradients_whose_sum_overflows_are_no_event(dtype, value):
     box.before_backward(torch.tensor(1.0))
     box.after_backward()
     assert not box.is_off
-    assert (box.count, box.events) == (0, [])
+    assert box.events == []
 
 
 def test_a_complex_loss_does_not_end_the_search():
@@ -394,9 +384,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_run_is_the_same_with_and_without(kind, during):
     box = assert_undisturbed(lambda: KINDS[kind](FAULTS[during]), marked_at(2))
-    (event,) = box.events
+    (event,) = box.events  # the weights are spoiled from then on: that is not searched
     assert (event.during, event.step) == (during, 2)
-    assert box.count == 2  # the weights are spoiled from then on: that is counted, and not searched
 
 
 def test_accumulation_names_the_batch():
@@ -419,7 +408,7 @@ def test_overflows_under_a_grad_scaler_are_no_event():
         warnings.simplefilter("ignore")
         fit(None, Toy(mlp(), lambda y: 1e3 * y.float().square().mean()), batches(*[8] * 4), box, plugins=plugin)
     assert scaler.get_scale() < 2.0**127
-    assert (box.box.events, box.box.count) == ([], 0)
+    assert box.box.events == []
 
 
 def test_a_fault_under_a_grad_scaler():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.tracing import detect
-from hookboard.tracing.detect import MAX_SENTINELS, Sentinels, nonfinite_gradients
+from hookboard.tracing import sentinels as file
+from hookboard.tracing.sentinels import MAX_SENTINELS, all_finite, nonfinite_gradients, sentinels_of
 
 pytestmark = pytest.mark.unit
 
@@ -40,26 +40,26 @@ SPOILED = {
 def test_a_gradient_that_is_not_finite_is_seen(what):
     layers, spoil = SPOILED[what]
     model = with_gradients(nn.Sequential(*layers()))
-    assert Sentinels(model).values().isfinite().all()
+    assert all_finite(sentinels_of(model))
     spoil(model)
-    assert not Sentinels(model).values().isfinite().all()
+    assert not all_finite(sentinels_of(model))
 
 
 def test_no_more_are_read_than_the_most():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(1000)))
-    sentinels = Sentinels(model)
-    assert len(sentinels._whole) <= MAX_SENTINELS + 2
+    sentinels = sentinels_of(model)
+    assert len(sentinels) <= MAX_SENTINELS + 2
 
 
 def test_without_gradients_there_is_nothing_to_say():
-    assert Sentinels(nn.Linear(2, 2)).values() is None
-    assert Sentinels(nn.ReLU()).values() is None
+    assert all_finite(sentinels_of(nn.Linear(2, 2)))
+    assert all_finite(sentinels_of(nn.ReLU()))
 
 
 def test_mixed_types_and_sparse_gradients():
     model = with_gradients(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64), nn.Embedding(4, 2)]))
     model[2].weight.grad = model[2].weight.grad.to_sparse()
-    assert Sentinels(model).values().isfinite().all()
+    assert all_finite(sentinels_of(model))
     assert nonfinite_gradients(model) == {}
     model[2].weight.grad = (model[2].weight.grad.to_dense() * math.nan).to_sparse()
     assert nonfinite_gradients(model) == {"2.weight": "2"}
@@ -76,13 +76,13 @@ def embedding(count):
 @pytest.mark.parametrize("count", [10, 3000], ids=["small", "large"])
 def test_a_row_of_a_sparse_gradient_alone_is_seen(count, value):
     model = embedding(count)
-    sentinels = Sentinels(model)
-    assert sentinels.values().isfinite().all()
+    sentinels = sentinels_of(model)
+    assert all_finite(sentinels)
     assert nonfinite_gradients(model) == {}
     spoiled = torch.ones(count, 64)
     spoiled[7] = value
     model[0].weight.grad = spoiled.to_sparse(1)
-    assert not sentinels.values().isfinite().all()
+    assert not all_finite(sentinels)
     assert nonfinite_gradients(model) == {"0.weight": "0"}
 
 
@@ -91,7 +91,7 @@ def test_a_sparse_gradient_with_several_numbers_for_one_place_is_seen():
     values = torch.ones(3, 64)
     values[1, 0] = math.nan
     model[0].weight.grad = torch.sparse_coo_tensor(torch.tensor([[4, 4, 4]]), values, (10, 64), check_invariants=True)
-    assert not Sentinels(model).values().isfinite().all()
+    assert not all_finite(sentinels_of(model))
     assert nonfinite_gradients(model) == {"0.weight": "0"}
 
 
@@ -99,7 +99,7 @@ def test_a_gradient_that_turned_out_to_be_sparse_is_read_too():
     model = embedding(3000)
     model[0].sparse = False
     model[0].weight.grad = (model[0].weight.grad.to_dense() * math.nan).to_sparse(1)
-    assert not Sentinels(model).values().isfinite().all()
+    assert not all_finite(sentinels_of(model))
 
 
 class Shared(torch.Tensor):
@@ -115,14 +115,14 @@ class Shared(torch.Tensor):
 def test_gradients_of_other_kinds_are_not_joined_with_the_plain_ones(monkeypatch):
     model = with_gradients(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
     model[1].bias.grad = torch.ones(2).as_subclass(Shared)
-    monkeypatch.setattr(detect, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
-    assert Sentinels(model).values().isfinite().all()
+    monkeypatch.setattr(file, "local", lambda gradient: gradient.as_subclass(torch.Tensor))
+    assert all_finite(sentinels_of(model))
 
 
 def test_a_parameter_without_a_gradient_is_no_matter():
     model = with_gradients(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)))
     model[1].bias.grad = None
-    sentinels = Sentinels(model)
-    assert sentinels.values().isfinite().all()
+    sentinels = sentinels_of(model)
+    assert all_finite(sentinels)
     model[0].bias.grad[0] = math.nan
-    assert not sentinels.values().isfinite().all()
+    assert not all_finite(sentinels)

@@ -5,7 +5,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from itertools import chain, starmap
@@ -56,9 +56,8 @@ sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 """Returns the number that autograd gives to the next node of this thread."""
 
 
-def sequence_number_of(node: Node) -> int:
-    """Return the number that autograd gave to this node when it was made."""
-    return node._sequence_nr()
+sequence_number_of: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
+"""Returns the number that autograd gave to this node when it was made."""
 
 
 def saved_tensors_of(node: Node) -> dict[str, Tensor]:
@@ -77,9 +76,22 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
     return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
 
 
-def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
+def number_saved_by(node: Node, name: str, default: Any = None) -> Any:
     """Return what a node of torch has saved under a name and is no tensor, such as an exponent."""
-    return getattr(node, f"_saved_{name}", default)
+    saved = default if hasattr(node, f"_raw_saved_{name}") else getattr(node, f"_saved_{name}", default)
+    return saved - 2**64 if type(saved) is int and saved >= 2**63 else saved  # it has no sign there
+
+
+@functools.cache
+def operator_named(name: str) -> tuple[Any, Mapping[str, str]]:
+    """Return torch's operator of a name, also with an underscore before it, and its arguments with their types.
+
+    These are those of that of its forms which has most, of the forms that change nothing. (None, {}) without one.
+    """
+    found = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"_{name}", None)
+    forms = [] if found is None else [getattr(found, form)._schema for form in found.overloads()]
+    tensors = [one.arguments for one in forms if "Tensor" in str(one) and not one.is_mutable]
+    return found, {one.name: str(one.type) for one in max(tensors, key=len, default=[])}
 
 
 def packs_saved_tensors() -> bool | None:
@@ -173,9 +185,8 @@ scale_of: Callable[[GradScaler], Tensor | None] = operator.attrgetter("_scale")
 """Returns the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
 
 
-def is_inside_transform(tensor: Tensor) -> bool:
-    """Return True if the tensor is a wrapper that `torch.func` passes in (vmap, grad, jvp, functionalize)."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+is_inside_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Returns True if the tensor is a wrapper that `torch.func` passes in (vmap, grad, jvp, functionalize)."""
 
 
 def can_be_read(tensor: Tensor) -> bool:

@@ -402,7 +402,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._measure_batch(state, loop.model, batch)
         state.batch, state.batch_idx = batch, batch_idx
         if state.box is not None:
-            state.box.begin_batch(batch, batch_idx, loop.logged_step)
+            state.box.begin_batch(batch_idx, loop.logged_step)
         if state.is_reading and not state.has_lazy:
             if state.live is None:
                 state.live, state.stale = LiveStep(loop), StaleGradients(loop.model, loop.optimizers)

@@ -1,9 +1,11 @@
 """`bad_operation_in`: finds the operation that made the first NaN or Inf, from what the graph of a loss has saved."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,69 +13,55 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import number_saved_by, parameters_in, saved_tensors_of, sequence_number_of
-
-_LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
-"""Name of a logarithm to the largest input at which it is not finite."""
+from hookboard.base.torch_private import (
+    computing_plainly,
+    has_memory,
+    number_saved_by,
+    operator_named,
+    parameters_in,
+    saved_tensors_of,
+    sequence_number_of,
+)
 
 _MAKING = """
-div reciprocal sqrt rsqrt pow exp expm1 mul log_softmax softmax safe_softmax mm addmm bmm dot convolution atanh acos
-asin tan sinh cosh lgamma digamma logit linalg_vector_norm prod
+div reciprocal sqrt rsqrt pow exp expm1 log log2 log10 log1p mul mm addmm bmm dot convolution prod
+log_softmax softmax safe_softmax atanh acos asin acosh tan sinh cosh lgamma digamma logit linalg_vector_norm
 """
-MAKING = frozenset(_MAKING.split()) | _LOGARITHMS.keys()
+MAKING = frozenset(_MAKING.split())
 """Operations that can make a NaN or Inf of finite values, but for sums that overflow; as autograd names them."""
 
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "convolution", "embedding"})
-"""Operations that take no mask of -Inf."""
-
-_RESULTS = frozenset({"output", "logsumexp"})
-"""Names of saved results, beside those that begin with "result"."""
+_MEANS = "mean nll_loss nll_loss2d mse_loss smooth_l1_loss huber_loss binary_cross_entropy"
+_COMPUTED = MAKING.union(_MEANS.split(), ["binary_cross_entropy_with_logits"])
+"""Operations that are computed again: they draw no random numbers, and change nothing."""
 
 SOFTMAXES = frozenset({"softmax", "log_softmax", "safe_softmax"})
-_OF_ONE = frozenset({"acos", "asin", "acosh", "atanh", "tan", "sinh", "cosh", "lgamma", "digamma"})
-_MEANS = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
-_MAKING_INF = frozenset({"exp", "expm1", "reciprocal"})
-_MAKING_NAN = SOFTMAXES | {"sqrt"}
-"""Operations that make only one of both of finite values, and of rows of -Inf."""
-
-_MASKS = frozenset({"attn_mask", "attn_bias"})
-"""Names under which fused attention saves its mask, whose -Inf leave out what they are added to."""
+_MAKING_ONLY = {
+    **dict.fromkeys(("exp", "expm1", "reciprocal"), torch.isinf),
+    **dict.fromkeys((*SOFTMAXES, "sqrt"), torch.isnan),
+}
+"""Operations that make only one of both, to what tells it."""
 
 _JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copy_slices"})
-"""Operations that pass on what any of several inputs has."""
+"""Operations that pass on what any of several inputs has, also of those that need no gradient."""
 
-_SLOTS = {"other": 1, "target": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
-"""Name of a saved input to its place among the inputs, if that is not the first."""
-
-
-class ProgramStep(NamedTuple):
-    """A node behind the loss of an earlier step.
-
-    Args:
-        node: its name.
-        module: the layer that was running; "" if unknown.
-        line: the user's line, such as "model.py:31"; "" if unknown.
-        before: calls since the previous node that can make a NaN or Inf, but left no node, as they needed no gradient.
-    """
-
-    node: str
-    module: str
-    line: str
-    before: tuple[str, ...] = ()
-
-
-Program = Sequence[ProgramStep]
-"""The nodes behind the loss of an earlier step, in the order in which they were made."""
+_RESULTS = ("result", "result0", "output")
+"""The names under which a node saves what it has returned."""
 
 
 class CallPlace(NamedTuple):
-    """Where an operation was called: layer, line, and calls before, as in `ProgramStep`."""
+    """Where an operation was called.
+
+    Args:
+        module: the layer that was running; "" if unknown.
+        line: the user's line, such as "model.py:31"; "" if unknown.
+        before: calls since the previous node that can make a NaN or Inf, but left no node, as they needed no gradient.
+        is_after: whether the layer is not known, and `module` is the last one before that has weights.
+    """
 
     module: str = ""
     line: str = ""
     before: tuple[str, ...] = ()
     is_after: bool = False
-    """Whether the layer is not known, and `module` is the last one before that has weights."""
 
     @property
     def at(self) -> str:
@@ -81,178 +69,234 @@ class CallPlace(NamedTuple):
         return f" at {self.line}" if self.line else ""
 
 
-@dataclass(frozen=True)
-class BadOperation:
-    """The operation that made the first NaN or Inf.
+class ProgramStep(NamedTuple):
+    """A node behind the loss of an earlier step.
 
     Args:
-        name: its name, such as `log`; "" if it left no node in the graph: then its result went into `taker`.
-        place: where it was called, if that is known; otherwise where its result was taken first.
-        taken: its inputs, as far as the graph has saved them.
-        given: the first tensor with the NaN or Inf; None if the graph has not saved it.
-        taker: the operation that took the result first; "" if none is known.
-        is_maker: whether `taker` may have made it itself; then `given` is its result.
+        name: its operation.
+        weights: the ids of the weights that it takes, perhaps transposed or cast.
+        place: where it was called.
     """
 
     name: str
+    weights: tuple[int, ...]
+    place: CallPlace
+
+
+Program = Sequence[ProgramStep]
+"""The nodes behind the loss of an earlier step, in the order in which they were made."""
+
+Edge = tuple[Node | None, int]
+"""A result of a node, by its index; the node is None if that needs no gradient."""
+
+_NO_NODE: Edge = (None, 0)
+
+
+_How = Literal["made", "may have made", "took"]
+
+
+@dataclass(frozen=True)
+class BadOperation:
+    """The operation that made the first NaN or Inf, or the first that is known to have met one.
+
+    Args:
+        name: its name, such as `log`; "" for the loss, of which nothing more is known.
+        how: whether it has made the NaN or Inf, may have made or taken it, or has taken it.
+        place: where it was called.
+        taken: its finite inputs, as far as they are known, by their names in torch.
+        given: the tensor with the NaN or Inf; None if it is not known.
+        earlier: unless it has made it, the calls before it that may have.
+        is_last: whether it has returned the loss.
+    """
+
+    name: str
+    how: _How
     place: CallPlace
     taken: Mapping[str, Tensor]
     given: Tensor | None
-    taker: str = ""
-    is_maker: bool = False
+    earlier: Sequence[str] = ()
+    is_last: bool = False
 
 
-def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> BadOperation | None:
+@computing_plainly
+@torch.no_grad()
+def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program] = ()) -> BadOperation | None:
     """Return what made the first NaN or Inf behind a loss that is not finite; None if the graph does not tell.
 
     No code of the user runs: nodes of custom functions, and tensors that hooks have packed, are left out.
 
     Args:
         loss: the loss, before its backward pass.
-        model: the model, whose parameters tell the layers of the nodes.
-        program: the nodes of an earlier step. Those that are the same tell layer and line.
+        model: the model, whose parameters are finite and tell the layers of the nodes.
+        programs: the nodes behind the losses of an earlier step. Those that are the same tell layer and line.
     """
-    nodes = nodes_behind(loss)
-    places = _places(nodes, model, program)
-    for node in nodes:
-        saved = _floats_saved_by(node)
-        bad = [name for name, tensor in saved.items() if not _is_finite(tensor)]
-        inputs = [name for name in bad if not _is_result(name)]
-        if not bad or (not inputs and operation_of(node) in ("softmax", "log_softmax") and _is_mask(saved[bad[0]])):
-            continue
-        if not inputs:
-            return _made_before(node, node, saved[bad[0]], places)
-        given = saved[inputs[0]]
-        if _is_mask(given) and _before(node, inputs[0]) is None and operation_of(node) not in _PRODUCTS:
-            continue
-        return _made_before(node, _before(node, inputs[0]), given, places)
-    # Of the loss the sentence says already that it is not finite.
-    return _made_before(None, loss.grad_fn, None, places) if loss.grad_fn in places else None
+    nodes, finite = nodes_behind(loss), set[Edge]()
+    places = _places(nodes, model, programs)
+    taker, start, given = _first_met(nodes, finite) or (None, (loss.grad_fn, 0), None)
+    found = _makers_before(start, finite) if nodes else None
+    if found is None:
+        return None
+    certain, possible, is_open = found
+    makers = certain or ([] if is_open else possible)
+    if len({(operation_of(node), places[node]) for node in makers}) == 1:  # such as both factors of one line
+        call = _Call(max(makers, key=nodes.index))
+        given = call.computed() if given is None else given
+        taken = {name: one for name, one in call.taken.items() if is_finite(one)}
+        return BadOperation(call.name, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
+    likely = sorted({*(certain or possible)} - {taker}, key=nodes.index)
+    earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
+    if is_open:
+        until = len(nodes) if taker is None else nodes.index(taker) + 1
+        earlier += [call for node in nodes[:until] for call in places[node].before]
+    earlier = [*dict.fromkeys(earlier)]
+    if taker is None:
+        return BadOperation("", "took", CallPlace(), {}, None, earlier) if earlier else None
+    how: _How = "may have made" if taker in possible else "took"
+    return BadOperation(operation_of(taker), how, places[taker], {}, given, earlier)
 
 
-def _made_before(
-    taker: Node | None, maker: Node | None, given: Tensor | None, places: Mapping[Node, CallPlace]
-) -> BadOperation | None:
-    """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad.
+def _first_met(nodes: Sequence[Node], finite: set[Edge]) -> tuple[Node, Edge, Tensor] | None:
+    """Return the first node that has saved a NaN or Inf, and that tensor, with its edge; None if none has.
 
     Args:
-        taker: the node that took the tensor; `maker` itself, if all that is known is that its result is bad.
-        maker: the node that returned it.
-        given: the tensor; None for the loss.
-        places: where each node was made.
+        nodes: the nodes behind the loss, in the order in which they were made.
+        finite: gets the edges that are known to be finite.
     """
-    waiting, seen, found = [maker], set[Node](), dict[Node, bool]()
-    bad = {maker}  # the nodes whose result is known not to be finite
-    is_open = False  # whether it may have come in without a node
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen or node not in places:
+    for node in nodes:
+        call = _Call(node)
+        finite.update({call.edge_of(name) for name, one in call.taken.items() if is_finite(one)} - {_NO_NODE})
+        result = call.result
+        if result is not None and is_finite(result):  # whatever it has taken
+            finite.add((node, 0))
             continue
-        seen.add(node)
+        computes = call.name in _COMPUTED  # others may take a mask
+        bad = [name for name, one in call.taken.items() if not is_finite(one) and (computes or not is_mask(one))]
+        if bad:
+            again = call.computed()
+            if again is None or not is_finite(again):
+                return node, call.edge_of(bad[0]), call.taken[bad[0]]
+        elif result is not None and not is_mask(result):
+            return node, (node, 0), result
+    return None
+
+
+def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], list[Node], bool] | None:
+    """Return which nodes have made a NaN or Inf, which may have, and whether it may have come in without a node.
+
+    None if that is hidden by a custom function.
+
+    Args:
+        start: the edge with the NaN or Inf.
+        finite: the edges that are known to be finite.
+    """
+    certain, possible, is_open = list[Node](), list[Node](), start == _NO_NODE
+    waiting, seen, bad = [start], set[Edge](), {start}
+    while waiting:
+        edge = waiting.pop()
+        node = edge[0]
+        if node is None or edge in seen or edge in finite:
+            continue
+        seen.add(edge)
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
-        makes, inputs = _makes(node), _not_finite_before(node)
-        if makes == "passes" and node in bad and len(inputs) < 2:
-            bad |= set(inputs)
-            makes = "passes" if inputs else "yes"  # its result is not finite, and all that it took is
-        if makes in ("yes", "maybe"):
-            found[node] = makes == "yes"
-        if makes in ("passes", "maybe"):
-            is_open |= operation_of(node) in _JOINING and None in inputs
-            waiting += inputs
-    certain = [node for node, is_certain in found.items() if is_certain]
-    makers = certain or ([] if is_open else list(found))
-    if len({(operation_of(node), places[node]) for node in makers}) == 1:  # such as both factors of one line
-        made = max(makers, key=list(places).index)
-        took = "" if taker is None or taker is made else operation_of(taker)
-        saved = _floats_saved_by(made)
-        taken = {name: one for name, one in saved.items() if _is_finite(one)} if taker is made else saved
-        return BadOperation(operation_of(made), places[made], taken, given, took)
-    if taker is None:
-        return None
-    # Of several, or none that is known: between them and the one that took it.
-    numbers = {node: number for number, node in enumerate(places)}
-    likely = [node for node in found if node is not taker and operation_of(node) not in _PRODUCTS]
-    before = [f"{operation_of(node)}(){places[node].at}" for node in sorted(likely, key=numbers.__getitem__)]
-    before += [call for node in places if numbers[node] <= numbers[taker] for call in places[node].before]
-    place = places[taker]._replace(before=tuple(dict.fromkeys(before)))
-    return BadOperation("", place, {}, given, operation_of(taker), is_maker=taker in found)
+        call = _Call(node)
+        unknown, makes = call.unknown(finite), _makes(call)
+        if edge in bad and makes == "passed on" and len(unknown) < 2:
+            bad.update(unknown)
+            makes = "passed on" if unknown else "made"  # its result is not finite, and all that it took is
+        if makes == "made":
+            certain.append(node)
+            continue
+        if makes == "may have made":
+            possible.append(node)
+        is_open |= _NO_NODE in unknown
+        waiting += unknown
+    return certain, possible, is_open
 
 
-def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
-    """Return whether an operation has made a NaN or Inf of finite inputs.
-
-    "no" if its result is finite, and "passes" if it can only have passed one on.
-    """
-    name, saved = operation_of(node), saved_tensors_of(node)
-    one, other = saved.get("self", saved.get("mat1")), saved.get("other", saved.get("mat2"))
-    if name == "nll_loss" and "total_weight" in saved:  # what is divided by
-        return "no" if saved["total_weight"] else "yes"
-    if _is_mean_of_nothing(node.name(), one, number_saved_by(node, "self_sym_numel", 1)):
-        return "yes"
-    bad = [key for key, tensor in saved.items() if tensor.is_floating_point() and not _is_finite(tensor)]
-    if "result" in saved and not bad:
-        return "no"
-    if any(map(_is_result, bad)):
-        return _makes_result(name, saved, bad)
-    with torch.no_grad():
-        if name in _LOGARITHMS and one is not None:
-            return "yes" if bool((one <= _LOGARITHMS[name]).any()) else "no"
-        exponent = number_saved_by(node, "exponent")
-        if name == "pow" and one is not None and isinstance(exponent, int | float):
-            return "no" if _is_finite(one.detach().pow(exponent)) else "yes"
-        if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
-            function = {"addmm": "mm"}.get(name, name)
-            return "no" if _is_finite(getattr(torch, function)(one.detach(), other.detach())) else "yes"
-        if name == "mse_loss" and one is not None and "target" in saved:
-            squares = (one.detach() - saved["target"].detach()).square()
-            whole = squares.mean() if number_saved_by(node, "reduction") == 1 else squares.sum()
-            return "no" if _is_finite(whole) else "yes"
-        if name in _OF_ONE and one is not None:
-            return "no" if _is_finite(getattr(torch, name)(one.detach())) else "yes"
-        if name in _PRODUCTS and _is_bounded(node, saved):
-            return "no"
-        if name == "mul" and other is not None and bool((other.abs() <= 1).all()):
-            return "passes"
-        if name == "div" and other is not None:
-            return "passes" if bool((other.abs() >= 1).all()) else "yes" if bool((other == 0).any()) else "maybe"
-    return "maybe" if name in MAKING else "passes"
+def _makes(call: "_Call") -> Literal["made", "may have made", "passed on"]:
+    """Return whether a call has made a NaN or Inf; what is known of its inputs is finite."""
+    can = call.name in MAKING
+    if call.result is not None:
+        can = can and bool(_MAKING_ONLY.get(call.name, _is_bad)(local(call.result)).any())
+        return "may have made" if can else "passed on"
+    largest = torch.finfo(call.like.dtype).max
+    results = [call.computed(fill) for fill in (0.0, largest, -largest)]
+    finite = [result is not None and is_finite(result) for result in results]
+    if None not in results and not any(finite):
+        return "made"
+    return "may have made" if can and not all(finite) else "passed on"
 
 
-def _is_mean_of_nothing(name: str, taken: Tensor | None, count: int) -> bool:
-    """Return True for a node that averages no values, such as the loss of an empty selection.
+class _Call:
+    """The call that made a node, as far as the node has saved it.
 
     Args:
-        name: the name of the node.
-        taken: what it took, if that is saved.
-        count: how many values it took, if it has saved that.
+        node: the node.
     """
-    return (name == "MeanBackward0" and not count) or (name in _MEANS and taken is not None and not taken.numel())
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.name = node, operation_of(node)
+        # The tensors of a custom function may be packed by code of the user.
+        saved = {} if isinstance(node, BackwardCFunction) else saved_tensors_of(node)
+        self._saved = {name: one.detach() for name, one in saved.items()}
+        sizes = number_saved_by(node, "self_sym_sizes") or ()
+        if 0 in sizes:  # then it is known without its numbers
+            self._saved.setdefault("self", torch.empty(sizes))
+        self._operator, self._kinds = operator_named(self.name)
+        self._inputs = [name for name, kind in self._kinds.items() if "Tensor" in kind] or ["self"]
+        floats = {name: one for name, one in self._saved.items() if one.is_floating_point()}
+        self.taken = {name: one for name, one in floats.items() if name in self._inputs}
+        """Its inputs, by their names in torch."""
+        self.result = next((floats[name] for name in _RESULTS if name in floats), None)
+        """What it has returned; None if that is not saved."""
+        self.like = next(iter(self.taken.values()), torch.empty(()))
+        """A tensor of the same type, on the same device."""
+
+    def edge_of(self, name: str) -> Edge:
+        """Return the edge of an input."""
+        edges, slot = self.node.next_functions, self._inputs.index(name)
+        return edges[slot] if slot < len(edges) else _NO_NODE
+
+    def unknown(self, finite: Collection[Edge]) -> list[Edge]:
+        """Return the edges of its inputs but for those that are known to be finite."""
+        known = {*finite, *(self.edge_of(name) for name, one in self.taken.items() if is_finite(one))} - {_NO_NODE}
+        edges = [edge for edge in self.node.next_functions if edge not in known and not hasattr(edge[0], "variable")]
+        return [edge for edge in edges if edge != _NO_NODE or self.name in _JOINING]
+
+    def computed(self, fill: float | None = None) -> Tensor | None:
+        """Return its result, computed again, with `fill` for an input that is not known; None if it is not to be."""
+        arguments, tensors = dict[str, Any](), self._saved.values()
+        # Tensors of other classes, such as DTensor, would ask other ranks.
+        if self.name not in _COMPUTED or not tensors or any(type(one) is not Tensor for one in tensors):
+            return None
+        for name, kind in self._kinds.items():
+            value = self._saved[name] if name in self._saved else number_saved_by(self.node, name)
+            if value is None and kind == "Tensor":
+                value = _weight_behind(self.edge_of(name)[0], self.like)
+                if value is None and fill is not None:
+                    value = self.like.new_full((), fill)
+            if value is not None or kind.startswith("Optional"):
+                arguments[name] = value
+        with suppress(Exception):  # as where something is missing
+            result: Tensor = self._operator(**arguments)
+            return result
+        return None
 
 
-def _is_result(name: str) -> bool:
-    return name.startswith("result") or name in _RESULTS
+def _weight_behind(node: Node | None, like: Tensor) -> Tensor | None:
+    """Return the weight that a node is, perhaps transposed, in the type of another tensor; None if it is none."""
+    leaf = _leaf_behind(node)
+    if node is None or leaf is None or not has_memory(leaf):
+        return None
+    weight = leaf.detach().to(like)
+    return weight.t() if operation_of(node) in ("t", "transpose") else weight
 
 
-def _makes_result(name: str, saved: Mapping[str, Tensor], bad: Sequence[str]) -> Literal["yes", "maybe", "passes"]:
-    """Return what `_makes` returns, for an operation that has saved a bad result, among others."""
-    if len(saved) > sum(map(_is_result, saved)) and all(map(_is_result, bad)) and name not in SOFTMAXES:
-        return "yes"  # of inputs that are finite
-    is_nan, is_inf = (any(bool(kind(local(saved[key])).any()) for key in bad) for kind in (torch.isnan, torch.isinf))
-    can = is_inf if name in _MAKING_INF else is_nan if name in _MAKING_NAN else name in MAKING
-    return "maybe" if can else "passes"
-
-
-def _is_bounded(node: Node, saved: Mapping[str, Tensor]) -> bool:
-    """Return True if a product of an input and a weight is finite, as both are too small to overflow."""
-    factors = [one.detach() for one in saved.values() if one.is_floating_point()]
-    leaves = [leaf.detach() for leaf in _leaves_of(node)]
-    if len(factors) != 1 or not leaves or not all(one.numel() for one in (*factors, *leaves)):
-        return False
-    largest = [float(local(one).abs().max()) for one in (*factors, *leaves)]
-    # A result adds up no more products than a weight has elements, and a bias.
-    bound = largest[0] * max(*largest[1:], 1.0) * max(leaf.numel() for leaf in leaves) + max(largest)
-    return bound < torch.finfo(factors[0].dtype).max
+def _leaf_behind(node: Node | None) -> Tensor | None:
+    while node is not None and operation_of(node) in ("t", "transpose", "to_copy"):
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
 
 
 MAX_NODES = 20_000
@@ -277,81 +321,65 @@ def nodes_behind(loss: Tensor) -> list[Node]:
 
 
 def operation_of(node: Node) -> str:
-    """Return the name of a node's operation: "mse_loss" for MseLossBackward0."""
-    return named(node.name())
+    """Return the name of a node's operation: `smooth_l1_loss` for SmoothL1LossBackward0, `log1p` for Log1PBackward0."""
+    name = node.name().rpartition("::")[2].partition("Backward")[0]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])", "_", name).lower()
 
 
-def named(node: str) -> str:
-    """Return the name of the operation of a node with this name.
-
-    >>> named("MseLossBackward0"), named("AddmmBackward0"), named("torch::autograd::CopySlices")
-    ('mse_loss', 'addmm', 'copy_slices')
-    """
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", node.rpartition("::")[2].partition("Backward")[0]).lower()
+_PLAIN = {"addmm": "linear", "linalg_vector_norm": "norm", "safe_softmax": "softmax"} | dict.fromkeys(
+    ("mm", "bmm"), "matmul"
+)
+"""Name of an operation in autograd to the function that users know it by."""
 
 
-def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[Node, CallPlace]:
-    """Return where each node was made: as in the program, up to where its nodes are others, and from there on back.
+def plain(operation: str) -> str:
+    """Return the name by which users know an operation."""
+    return _PLAIN.get(operation, operation.removeprefix("native_"))
+
+
+def _places(nodes: Sequence[Node], model: nn.Module, programs: Sequence[Program]) -> dict[Node, CallPlace]:
+    """Return where each node was made: as in a program, up to where its nodes are others, and from there on back.
 
     In between it is told by the weights that a node uses; one without any has the layer of the one before it.
     """
     owners = {id(p): name.rpartition(".")[0] for name, p in parameters_in(model, remove_duplicate=False).items()}
     found, last = dict[Node, CallPlace](), ""
     for node in nodes:
-        own = [owners[id(leaf)] for leaf in _leaves_of(node) if id(leaf) in owners]
+        own = [owners[weight] for weight in step_of(node, CallPlace()).weights if weight in owners]
         last = own[0] if own else last
         found[node] = CallPlace(last, is_after=not own)
-    fewer = min(len(nodes), len(program))
-    is_same = [node.name() == step.node for node, step in zip(nodes, program, strict=False)]
-    start = [*is_same, False].index(False)
-    is_same = [node.name() == step.node for node, step in zip(nodes[::-1], program[::-1], strict=False)]
-    end = [*is_same[: fewer - start], False].index(False)
-    known = [*zip(nodes[:start], program, strict=False), *zip(nodes[::-1][:end], program[::-1], strict=False)]
-    return found | {node: CallPlace(*step[1:]) for node, step in known}
+    return found | max((_places_in(program, nodes) for program in programs), key=len, default={})
 
 
-def _leaves_of(node: Node) -> Iterator[Tensor]:
-    """Yield the leaves that a node takes, also through transpositions and casts."""
-    for before, _ in node.next_functions:
-        if before is not None and operation_of(before) in ("t", "transpose", "to_copy"):
-            yield from _leaves_of(before)
-        elif before is not None and hasattr(before, "variable"):
-            yield before.variable
+def _places_in(program: Program, nodes: Sequence[Node]) -> dict[Node, CallPlace]:
+    """Return the places of the nodes that are those of a program, at the begin and at the end."""
+    start = [*takewhile(_is_same, zip(nodes, program, strict=False))]
+    rest = len(start)
+    end = takewhile(_is_same, zip(reversed(nodes[rest:]), reversed(program[rest:]), strict=False))
+    return {node: step.place for node, step in (*start, *end)}
 
 
-def _before(node: Node, name: str) -> Node | None:
-    """Return the node that made the input that is saved under a name."""
-    inputs, slot = node.next_functions, _slot(node, name)
-    return inputs[slot][0] if slot < len(inputs) else None
+def _is_same(pair: tuple[Node, ProgramStep]) -> bool:
+    node, step = pair
+    return step_of(node, step.place) == step
 
 
-def _slot(node: Node, name: str) -> int:
-    """Return which input of a node is saved under a name."""
-    if operation_of(node) == "addmm":  # its first input is the bias
-        return 0 if name == "self" else _SLOTS.get(name, 0) + 1
-    return _SLOTS.get(name, 0)
+def step_of(node: Node, place: CallPlace) -> ProgramStep:
+    """Return a node as a step of a program."""
+    leaves = [_leaf_behind(before) for before, _ in node.next_functions]
+    return ProgramStep(operation_of(node), tuple(id(leaf) for leaf in leaves if leaf is not None), place)
 
 
-def _not_finite_before(node: Node) -> list[Node | None]:
-    """Return the nodes that made the inputs of a node, but for those inputs that it has saved and that are finite."""
-    saved = _floats_saved_by(node).items()
-    finite = {_slot(node, name) for name, one in saved if not _is_result(name) and _is_finite(one)}
-    return [before for slot, (before, _) in enumerate(node.next_functions) if slot not in finite]
+def is_finite(tensor: Tensor) -> bool:
+    """Return True if a tensor has neither NaN nor Inf."""
+    return not bool(_is_bad(local(tensor)).any())
 
 
-def _floats_saved_by(node: Node) -> dict[str, Tensor]:
-    """Return the floating-point tensors that a node has saved, by their names in torch, without masks of attention."""
-    if isinstance(node, BackwardCFunction):  # its tensors may be packed by code of the user
-        return {}
-    floats = {name: one.detach() for name, one in saved_tensors_of(node).items() if one.is_floating_point()}
-    return {name: one for name, one in floats.items() if name not in _MASKS or not _is_mask(one)}
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(local(tensor)).all())
-
-
-def _is_mask(tensor: Tensor) -> bool:
+def is_mask(tensor: Tensor) -> bool:
     """Return True if a tensor that is not finite has -Inf alone, as masks and what they are added to have."""
     tensor = local(tensor)
     return bool((torch.isfinite(tensor) | (tensor == -torch.inf)).all())
+
+
+def _is_bad(tensor: Tensor) -> Tensor:
+    return ~torch.isfinite(tensor)

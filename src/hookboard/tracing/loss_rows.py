@@ -18,12 +18,8 @@ _NUMBERS = {"nll_loss": ("ignore_index",), "smooth_l1_loss": ("beta",), "huber_l
 _TENSORS = ("weight", "pos_weight")
 """What a call of these functions was given besides, by the names under which a node saves it."""
 
-_LOSSES = {
-    **{name: name for name in ("nll_loss", "mse_loss", "huber_loss", "binary_cross_entropy", "pow", "abs")},
-    "nll_loss2d": "nll_loss",
-    "smooth_l1loss": "smooth_l1_loss",
-    "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits",
-}
+_SAME = "nll_loss mse_loss huber_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits pow abs"
+_LOSSES = {**{name: name for name in _SAME.split()}, "nll_loss2d": "nll_loss"}
 """Operation, as autograd names it, to the function of torch that gives a value for each element before the mean."""
 
 _BETWEEN = "mean sum div mul add neg view reshape_alias unsafe_view squeeze unsqueeze to_copy alias"
@@ -118,8 +114,7 @@ def _values_of(node: Node, saved: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return values, torch.ones_like(values, dtype=torch.bool)
     target = saved["target"]
     options: dict[str, Any] = {key: saved[key] for key in _TENSORS if key in saved}
-    numbers = ((key, number_saved_by(node, key)) for key in _NUMBERS.get(name, ()))
-    options |= {key: number - 2**64 if number >= 2**63 else number for key, number in numbers}  # it has no sign there
+    options |= {key: number_saved_by(node, key) for key in _NUMBERS.get(name, ())}
     values = getattr(nn.functional, name)(given, target, reduction="none", **options)
     counts = target != options["ignore_index"] if name == "nll_loss" else torch.ones_like(values, dtype=torch.bool)
     return values, counts.view_as(values)

@@ -1,12 +1,11 @@
 """`StepTrace`: records each function of torch that a training step calls, with its file and line."""
 
-import bisect
 import functools
 import inspect
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType
@@ -34,7 +33,7 @@ from hookboard.base.torch_private import (
 )
 from hookboard.health.run import Flow
 from hookboard.model.nested import tensors_in
-from hookboard.tracing.bad_operation import MAX_NODES, Program, ProgramStep, nodes_behind
+from hookboard.tracing.bad_operation import MAX_NODES, CallPlace, Program, ProgramStep, nodes_behind, step_of
 from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
 from hookboard.tracing.user_code import is_of_library
 
@@ -131,10 +130,6 @@ class StepTrace(TorchFunctionMode):
         self._values: dict[int, Value] = {}
         self.given: dict[Value, Tensor] = {}
         """The tensors of the batch."""
-        self._made: dict[int, Place] = {}
-        """For the last autograd node of each call, by its sequence number, where the call was made."""
-        self._without_node: list[tuple[int, str]] = []
-        """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
         self.numbers: list[range] = []
         """The sequence numbers of the nodes that each call has made."""
         self._first_number = 0
@@ -260,10 +255,6 @@ class StepTrace(TorchFunctionMode):
             # Without grad a call makes no node; of a view that it has changed in place, torch raises if asked for one.
             if op.with_grad and tensor.grad_fn is not None:
                 value.node = sequence_number_of(tensor.grad_fn), tensor.output_nr
-                self._made[value.node[0]] = place
-            elif name in _RISKY:
-                where = f" at {place.short_line}" if place.file else ""
-                self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
             if value.of_parameters and tensor.numel() == 1 and not tensor.requires_grad:
                 value.scalar = tensor  # not detached: dispatch modes of the user's would see it
         self.numbers.append(range(number, sequence_number()))  # a view changed in place gets its node when it is asked
@@ -307,18 +298,18 @@ class StepTrace(TorchFunctionMode):
 
     def program_of(self, loss: Tensor) -> Program:
         """Return the autograd nodes behind a loss, in the order in which they were made, with layer and line."""
-        numbers, found, start = sorted(self._made), list[ProgramStep](), 0
-        nodes = nodes_behind(loss)
+        nodes, found = nodes_behind(loss), list[ProgramStep]()
         counts = Counter(map(sequence_number_of, nodes))  # each thread counts for itself
+        calls = [*zip(self.numbers, self.ops, strict=True)]
+        places = {number: op.place for made, op in calls for number in made if counts[number] == 1}
+        without = deque((made.start, op) for made, op in calls if not made and op.name in _RISKY)
         for node in nodes:
-            number = sequence_number_of(node)
-            index = bisect.bisect_left(numbers, number)
-            is_known = index < len(numbers) and number >= self._first_number and counts[number] == 1
-            place = self._made[numbers[index]] if is_known else _NOWHERE
-            upto = bisect.bisect_right(self._without_node, number, key=lambda call: call[0])
-            before = dict.fromkeys(call for _, call in self._without_node[start:upto])
-            found.append(ProgramStep(node.name(), place.module, place.short_line, tuple(before)))
-            start = upto
+            before, number = list[str](), sequence_number_of(node)
+            while without and without[0][0] <= number:
+                _, op = without.popleft()
+                before.append(f"{_RISKY[op.name]}()" + (f" at {op.place.short_line}" if op.place.file else ""))
+            place = places.get(number, _NOWHERE)
+            found.append(step_of(node, CallPlace(place.module, place.short_line, tuple(before))))
         return found
 
     def flow(self) -> Flow:
@@ -353,8 +344,6 @@ class StepTrace(TorchFunctionMode):
         self.ops.clear()
         self._entered.clear()
         self._values.clear()
-        self._made.clear()
-        self._without_node.clear()
         self.numbers.clear()
 
     def let_go(self) -> None:
