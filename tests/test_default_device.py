@@ -29,7 +29,7 @@ WAYS = {
         maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, size=4
     ).values.tolist(),
     "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
-    "a function without a tensor": lambda _: _cause(BadOperation("log", "made", CallPlace(), {}, None)),
+    "a function without a tensor": lambda _: _cause(BadOperation(["log"], "made", CallPlace(), {}, None)),
     "an empty tensor of a recording": empty_tensor_of_a_recording,
 }
 

@@ -137,6 +137,17 @@ def test_a_step_that_computes_what_the_first_one_did_tells_the_line_too(tmp_path
     assert f"came from {name}() at {last_line(function)} in 'net'" in found.evidence
 
 
+def cast_by_hand(x, bad):
+    return (x * (1e6 if bad else 1.0)).half().float()
+
+
+def test_of_several_operations_on_a_line_that_may_have_overflowed_all_are_named(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Toy(calling(cast_by_hand)), marked_at(2), monitor)
+    [found] = [verdict for verdict in monitor.verdicts if verdict.rule == "nonfinite"]
+    assert f"came from mul() or to() at {last_line(cast_by_hand)} in 'net'" in found.evidence
+
+
 def test_a_division_by_a_tiny_number_is_not_called_one_by_0():
     event = only_event(Toy(calling(lambda x, bad: x / (1e-39 if bad else 1))), marked_at(2))
     assert "came from div()" in event.evidence
@@ -260,6 +271,18 @@ def test_weights_spoiled_before_the_first_step():
     net[2].bias.data[1] = math.nan
     event = only_event(Toy(net), batches(8, 8))
     assert (event.module, event.during, event.step) == ("net.2", "start", 0)
+
+
+def test_a_weight_that_only_gradients_show_is_named():
+    class Spoils(Toy):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == 1:
+                self.net[2].weight.data[0] = math.inf
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))
+    event = only_event(Spoils(net, lambda y: y.neg().exp().mean()), batches(*[8] * 4))
+    assert (event.module, event.during, event.step) == ("net.2", "optimizer", 1)
+    assert "'net.2.weight' is not finite (4 of 8 values are Inf)" in event.evidence
 
 
 # Gradients.
@@ -416,6 +439,35 @@ def test_a_fault_under_a_grad_scaler():
     box = Box(is_scaled=True)
     fit(None, Keeps(calling(root)), marked_at(2), box, plugins=plugin)
     assert (box.box.events[0].during, box.box.events[0].step) == ("forward", 2)
+
+
+def test_an_infinite_loss_under_a_grad_scaler_is_a_fault_if_an_operation_has_made_it():
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    box = Box(is_scaled=True)
+    model = Toy(mlp(), lambda y: -(y.float() * 1e4).softmax(1).log().mean())
+    fit(None, model, batches(8), box, plugins=plugin)
+    assert (
+        "The loss of step 0, batch 0, is inf. The first non-finite value came from log()" in box.box.events[0].evidence
+    )
+
+
+class Twins(Manual):
+    """Two networks of one form, each with a loss of its own."""
+
+    def __init__(self):
+        nets = nn.ModuleList(calling(logarithm) for _ in range(2))
+        super().__init__(nets)
+
+    def training_step(self, batch, batch_idx):
+        for number, net in enumerate(self.net):
+            self.manual_backward(net(batch + (100 if number == batch_idx == 1 else 0)).square().mean())
+
+
+def test_of_two_networks_of_one_form_the_right_one_is_named(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Twins(), batches(8, 8, 8), monitor)
+    [found] = [verdict for verdict in monitor.verdicts if verdict.rule == "nonfinite"]
+    assert (found.module, found.since) == ("net.1", 1)
 
 
 def test_a_tied_weight_that_became_infinite_after_a_step():

@@ -6,7 +6,13 @@ import pytest
 import torch
 from boxes import only_event
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    mse_loss,
+    scaled_dot_product_attention,
+    smooth_l1_loss,
+)
 from torch.utils.checkpoint import checkpoint
 from toys import Toy, batches
 
@@ -93,7 +99,10 @@ def test_targets_that_are_all_ignored_are_told():
     assert "came from nll_loss() after 'net.last': all its targets are ignored" in evidence
 
 
-@pytest.mark.parametrize("mean", [torch.mean, lambda y: mse_loss(y, torch.zeros_like(y))])
+LOSSES = [mse_loss, smooth_l1_loss, binary_cross_entropy_with_logits]
+
+
+@pytest.mark.parametrize("mean", [torch.mean, *(lambda y, loss=loss: loss(y, torch.zeros_like(y)) for loss in LOSSES)])
 def test_a_mean_of_nothing_is_told(mean):
     def loss(y):
         return mean(y.square()[(y.abs() < 1e3).all(1)])
@@ -106,3 +115,21 @@ def test_what_made_an_inf_is_not_what_has_passed_on_a_finite_value():
         return nn.functional.layer_norm(x * (1e25 if bad else 1.0), (4,))
 
     assert "came from layer_norm()" in evidence_of(norm)
+
+
+def test_what_is_masked_before_a_loss_that_leaves_it_out_is_not_what_made_a_later_nan():
+    def loss(y):
+        is_bad = bool((y > 1e3).any())
+        likelihood = cross_entropy(y.masked_fill(torch.tensor([False, False, True]), -math.inf), CLASSES % 2)
+        return likelihood + (y.square() * (0 if is_bad else 1)).log().mean() * 1e-9
+
+    assert "came from log()" in evidence_of(lambda x, bad: x * (1e6 if bad else 1.0), loss)
+
+
+def test_of_two_calls_that_both_made_one_none_is_taken_for_the_first():
+    def loss(y):
+        variance = y[:, 0].square() * (0 if bool((y > 1e3).any()) else 1)
+        return (variance.log() + y[:, 1].square() / variance).mean()
+
+    evidence = evidence_of(lambda x, bad: x * (1e6 if bad else 1.0), loss)
+    assert "is nan. It may come from log(), div()." in evidence

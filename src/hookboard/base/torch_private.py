@@ -41,9 +41,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def at_end_of_backward(run: Callable[[], None]) -> None:
-    """Call a function when the backward pass that this thread runs has ended."""
-    torch.autograd.Variable._execution_engine.queue_callback(run)
+at_end_of_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+"""Calls a function when the backward pass that this thread runs has ended."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -58,6 +57,10 @@ sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 
 sequence_number_of: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
 """Returns the number that autograd gave to this node when it was made."""
+
+
+results_of: Callable[[Node], Sequence[Any]] = operator.attrgetter("_input_metadata")
+"""Returns the shape, `dtype` and device of each result of the call that made a node."""
 
 
 def saved_tensors_of(node: Node) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from hookboard.base.torch_private import (
     number_saved_by,
     operator_named,
     parameters_in,
+    results_of,
     saved_tensors_of,
     sequence_number_of,
 )
@@ -100,7 +101,7 @@ class BadOperation:
     """The operation that made the first NaN or Inf, or the first that is known to have met one.
 
     Args:
-        name: its name, such as `log`; "" for the loss, of which nothing more is known.
+        names: its name, such as `log`; several where it is one of those on a line; () if it is known of the loss alone.
         how: whether it has made the NaN or Inf, may have made or taken it, or has taken it.
         place: where it was called.
         taken: its finite inputs, as far as they are known, by their names in torch.
@@ -109,7 +110,7 @@ class BadOperation:
         is_last: whether it has returned the loss.
     """
 
-    name: str
+    names: Sequence[str]
     how: _How
     place: CallPlace
     taken: Mapping[str, Tensor]
@@ -137,12 +138,13 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     if found is None:
         return None
     certain, possible, is_open = found
-    makers = certain or ([] if is_open else possible)
-    if len({(operation_of(node), places[node]) for node in makers}) == 1:  # such as both factors of one line
-        call = _Call(max(makers, key=nodes.index))
-        given = call.computed() if given is None else given
+    makers = sorted(certain or ([] if is_open else possible), key=nodes.index)
+    # Operations on one line have one place; without a line, one operation has, such as both factors of a product.
+    if len({(places[node].module, places[node].line or operation_of(node)) for node in makers}) == 1:
+        call, names = _Call(makers[-1]), [*dict.fromkeys(map(operation_of, makers))]
+        given = call.computed() if given is None and len(names) == 1 else given
         taken = {name: one for name, one in call.taken.items() if is_finite(one)}
-        return BadOperation(call.name, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
+        return BadOperation(names, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
     likely = sorted({*(certain or possible)} - {taker}, key=nodes.index)
     earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
     if is_open:
@@ -150,9 +152,9 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
         earlier += [call for node in nodes[:until] for call in places[node].before]
     earlier = [*dict.fromkeys(earlier)]
     if taker is None:
-        return BadOperation("", "took", CallPlace(), {}, None, earlier) if earlier else None
+        return BadOperation((), "took", CallPlace(), {}, None, earlier) if earlier else None
     how: _How = "may have made" if taker in possible else "took"
-    return BadOperation(operation_of(taker), how, places[taker], {}, given, earlier)
+    return BadOperation([operation_of(taker)], how, places[taker], {}, given, earlier)
 
 
 def _first_met(nodes: Sequence[Node], finite: set[Edge]) -> tuple[Node, Edge, Tensor] | None:
@@ -200,6 +202,9 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
         call = _Call(node)
+        again = call.computed()
+        if again is not None and is_finite(again):
+            continue
         unknown, makes = call.unknown(finite), _makes(call)
         if edge in bad and makes == "passed on" and len(unknown) < 2:
             bad.update(unknown)
@@ -216,7 +221,8 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
 
 def _makes(call: "_Call") -> Literal["made", "may have made", "passed on"]:
     """Return whether a call has made a NaN or Inf; what is known of its inputs is finite."""
-    can = call.name in MAKING
+    # A cast overflows only if it gives float16.
+    can = call.name in MAKING or (call.name == "to_copy" and results_of(call.node)[0].dtype is torch.float16)
     if call.result is not None:
         can = can and bool(_MAKING_ONLY.get(call.name, _is_bad)(local(call.result)).any())
         return "may have made" if can else "passed on"
@@ -326,7 +332,7 @@ def operation_of(node: Node) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=\d)(?=[A-Z][a-z])", "_", name).lower()
 
 
-_PLAIN = {"addmm": "linear", "linalg_vector_norm": "norm", "safe_softmax": "softmax"} | dict.fromkeys(
+_PLAIN = {"addmm": "linear", "linalg_vector_norm": "norm", "safe_softmax": "softmax", "to_copy": "to"} | dict.fromkeys(
     ("mm", "bmm"), "matmul"
 )
 """Name of an operation in autograd to the function that users know it by."""

@@ -154,7 +154,7 @@ class BlackBox:
         """
         is_long = sequence_number() - self._first_number > MAX_NODES
         origin = None if is_long else bad_operation_in(loss, self._model, self.programs)
-        is_scale = self._is_scaled and math.isinf(now.loss) and (origin is None or not origin.name or origin.is_last)
+        is_scale = self._is_scaled and math.isinf(now.loss) and (origin is None or not origin.names or origin.is_last)
         if origin is None or origin.how != "made":  # where it was made of finite numbers, the batch was not to blame
             taker = origin.place.module if origin is not None and not origin.place.is_after else ""
             event = explain.batch_event(batch, now, taker, counts_masks=not is_scale)

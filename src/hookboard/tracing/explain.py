@@ -45,12 +45,13 @@ def forward_event(origin: BadOperation, now: Moment, stepped: Moment | None) -> 
         now: the batch.
         stepped: the batch of the last optimizer step; None before the first one of the fit.
     """
-    if not origin.name:
+    if not origin.names:
         return replace(unlocated_event(now, f"It may come from {listed(origin.earlier, 3)}."), advice=_CHECK)
     place = origin.place
     where = f" {'after' if place.is_after else 'in'} {place.module!r}" if place.module else ""
-    found = "" if origin.given is None or origin.given.numel() == 1 else f" ({described([origin.given])})"
-    call = f"{plain(origin.name)}(){place.at}{where}{found}"
+    is_number = origin.how == "made" and origin.given is not None and origin.given.numel() == 1
+    found = "" if origin.given is None or is_number else f" ({described([origin.given])})"
+    call = " or ".join(f"{plain(name)}()" for name in origin.names) + f"{place.at}{where}{found}"
     perhaps = f", perhaps by {listed(origin.earlier, 3)}" if origin.earlier else ""
     why, advice = _cause(origin)
     if origin.how == "took":
@@ -58,7 +59,7 @@ def forward_event(origin: BadOperation, now: Moment, stepped: Moment | None) -> 
     elif origin.how == "may have made":
         said = f"The first non-finite value came from {call}, or from earlier code{perhaps}"
     else:
-        said = f"The first non-finite value came from {call}" + (f": {why}" if why else "")
+        said = f"The first non-finite value came from {call}" + (f": {why}" if why and len(origin.names) == 1 else "")
     largest = max([0.0, *map(_largest, origin.taken.values()), stepped.loss if stepped else math.nan])
     if largest > GROWN_ABOVE:
         advice = f"Values had already grown to {largest:.3g}: lower the learning rate, warm it up, or clip gradients."
@@ -195,7 +196,7 @@ _LOWEST = {"log": 0, "log2": 0, "log10": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, 
 
 def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
-    name, first, given = origin.name, origin.taken.get("self"), origin.given
+    name, first, given = origin.names[-1], origin.taken.get("self"), origin.given
     if origin.how == "took":
         return "", ""
     if first is not None and not first.numel():
