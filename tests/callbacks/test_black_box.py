@@ -214,6 +214,13 @@ def test_a_spoiled_label_that_no_module_takes():
     assert "(row 0 of tensor 1)" in event.evidence
 
 
+def test_a_spoiled_batch_is_blamed_by_a_layer_of_which_only_the_bias_is_trained():
+    net = mlp()
+    net[0].weight.requires_grad_(False)
+    event = only_event(Toy(nn.Sequential(net[0], nn.GELU(), net[2])), spoiled_at(3))
+    assert (event.during, event.step) == ("batch", 3)
+
+
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_labels_that_are_missing_in_all_batches_are_blamed_only_if_the_loss_takes_them(is_masked):
     class Likelihood(Keeps):

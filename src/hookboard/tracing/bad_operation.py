@@ -42,9 +42,6 @@ _MAKING_ONLY = {
 }
 """Operations that make only one of both, to what tells it."""
 
-_JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copy_slices"})
-"""Operations that pass on what any of several inputs has, also of those that need no gradient."""
-
 _RESULTS = ("result", "result0", "output")
 """The names under which a node saves what it has returned."""
 
@@ -202,13 +199,11 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
         call = _Call(node)
-        again = call.computed()
-        if again is not None and is_finite(again):
-            continue
         unknown, makes = call.unknown(finite), _makes(call)
-        if edge in bad and makes == "passed on" and len(unknown) < 2:
+        if edge in bad and not unknown:
+            makes = "made"  # its result is not finite, and all that it took is
+        elif edge in bad and makes == "passed on" and len(unknown) == 1:
             bad.update(unknown)
-            makes = "passed on" if unknown else "made"  # its result is not finite, and all that it took is
         if makes == "made":
             certain.append(node)
             continue
@@ -250,7 +245,9 @@ class _Call:
         if 0 in sizes:  # then it is known without its numbers
             self._saved.setdefault("self", torch.empty(sizes))
         self._operator, self._kinds = operator_named(self.name)
-        self._inputs = [name for name, kind in self._kinds.items() if "Tensor" in kind] or ["self"]
+        tensors = [name for name, kind in self._kinds.items() if "Tensor" in kind] or ["self"]
+        # A condition, as of `where`, has no edge.
+        self._inputs = [name for name in tensors if name not in saved or saved[name].dtype is not torch.bool]
         floats = {name: one for name, one in self._saved.items() if one.is_floating_point()}
         self.taken = {name: one for name, one in floats.items() if name in self._inputs}
         """Its inputs, by their names in torch."""
@@ -265,10 +262,17 @@ class _Call:
         return edges[slot] if slot < len(edges) else _NO_NODE
 
     def unknown(self, finite: Collection[Edge]) -> list[Edge]:
-        """Return the edges of its inputs but for those that are known to be finite."""
-        known = {*finite, *(self.edge_of(name) for name, one in self.taken.items() if is_finite(one))} - {_NO_NODE}
-        edges = [edge for edge in self.node.next_functions if edge not in known and not hasattr(edge[0], "variable")]
-        return [edge for edge in edges if edge != _NO_NODE or self.name in _JOINING]
+        """Return the edges of its inputs but for weights and those that are known to be finite."""
+        found = list[Edge]()
+        for slot, edge in enumerate(self.node.next_functions):
+            name = self._inputs[slot] if slot < len(self._inputs) else ""
+            is_known = name in self.taken and is_finite(self.taken[name])
+            if edge == _NO_NODE:  # it needs no gradient, or is not there at all
+                is_mask_or_bias = name == "self" and "beta" in self._kinds  # which is added to a product
+                is_known = name in self._saved or self._kinds.get(name, "").startswith("Opt") or is_mask_or_bias
+            if not is_known and edge not in finite and _leaf_behind(edge[0]) is None:
+                found.append(edge)
+        return found
 
     def computed(self, fill: float | None = None) -> Tensor | None:
         """Return its result, computed again, with `fill` for an input that is not known; None if it is not to be."""
@@ -291,7 +295,7 @@ class _Call:
 
 
 def _weight_behind(node: Node | None, like: Tensor) -> Tensor | None:
-    """Return the weight that a node is, perhaps transposed, in the type of another tensor; None if it is none."""
+    """Return the weight that a node is, as that node gives it but in the type of another tensor; None if it is none."""
     leaf = _leaf_behind(node)
     if node is None or leaf is None or not has_memory(leaf):
         return None
@@ -300,6 +304,7 @@ def _weight_behind(node: Node | None, like: Tensor) -> Tensor | None:
 
 
 def _leaf_behind(node: Node | None) -> Tensor | None:
+    """Return the weight that a node is, perhaps transposed or cast; None if it is none."""
     while node is not None and operation_of(node) in ("t", "transpose", "to_copy"):
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)
