@@ -25,22 +25,6 @@ def agreement(model, looks):
     return float(np.median([cosine(one[name], other[name]) for one, other in pairwise(means) for name in one]))
 
 
-def test_how_many_times_as_large_the_gradients_of_one_step_are(tmp_path):
-    model = Course(sized(linear(8, 16), nn.Tanh, linear(16, 3)), rate=1e-4)
-
-    def loss(out, y):
-        now = CROSS_ENTROPY(out, y)
-        return now + 400 * (now - now.detach()) if len(model.losses) == 199 else now
-
-    model.loss = loss
-    evidence = said(tmp_path, model, classes(200), "spike")
-    times, step, batch = numbers("weights were # times their usual size at step #, batch #", evidence)
-    sizes = [[rms(of_layer(model.steps[look], i)) for i in (0, 2)] for look in looks_of(200)]
-    *before, now = np.log(sizes).mean(1)  # the median of two layers
-    assert times == round(np.exp(now - np.median(before)))
-    assert (step, batch) == (199, 199)
-
-
 @pytest.fixture(scope="module")
 def at_chance(tmp_path_factory):
     """A training on random labels, and all that `not_learning` said of it, which ends at the end of the training."""

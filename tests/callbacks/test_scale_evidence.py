@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from callbacks.course import Course, looks_of, of_layer, shortened
+from callbacks.course import Course, looks_of, shortened
 from recorded import CROSS_ENTROPY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 
@@ -86,56 +86,11 @@ def test_by_how_much_outputs_shrink_in_each_layer(tmp_path):
     assert each == pytest.approx((sizes[-1] / sizes[0]) ** (1 / 8), rel=0.1)
 
 
-def too_large(rate):
-    net = sized(linear(8, 16), linear(16, 3))
-    for layer in net:
-        layer.weight.data *= 12
-    return Course(net, CROSS_ENTROPY, rate=rate)
-
-
-def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
-    model = too_large(rate=1e-9)
-    evidence = said(tmp_path, model, classes(), "activation_scale")
-    (size,) = numbers("the outputs of net.1 had an RMS of # at the first measurement", evidence)
-    assert size == shortened(rms(model.course[0]["net.1"]), 3)
-
-
 def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
     model = drifting(*[linear(16, 16)] * 6, linear(16, 3), times=(3, 1.05))
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
     (size,) = numbers("; this layer's RMS was # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.3"]))
-
-
-class Last(nn.Module):
-    def forward(self, outputs_and_states):
-        return outputs_and_states[0][:, -1]
-
-
-class OfRecurrent(Recorded):
-    """Keeps the outputs of a recurrent layer, which gives its states with them."""
-
-    def _keep(self, name):
-        def hook(module, args, output):
-            if torch.is_tensor(output):
-                return
-            self.outputs[name] = output[0].detach().double().numpy().copy()
-            self.given = args[0].detach().double().numpy()
-
-        return hook
-
-
-def series():
-    return [(x.reshape(8, 4, 8), y[:8]) for x, y in classes()]
-
-
-def test_the_norm_of_recurrent_weights(tmp_path):
-    net = sized(lambda: nn.RNN(8, 8, batch_first=True), Last, linear(8, 3))
-    net[0].weight_hh_l0.data *= 20
-    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
-    evidence = said(tmp_path, model, series(), "activation_scale")
-    (norm,) = numbers("of a unit have an L2 norm of # (0.6 to 1 is usual), so its feedback grows", evidence)
-    assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
 
 
 def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
@@ -160,18 +115,6 @@ def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
     assert verdict.module == "net.2"
     assert (differs, before) == (shortened(spread(2), 1), shortened(spread(1)))
     assert usual == shortened(np.median([spread(i) for i in range(6)]))
-
-
-def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
-    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
-    model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
-    net[1].bias.data.fill_(0.5)
-    evidence = said(tmp_path, model, classes(), "activation_scale")
-    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #), so the layers' outputs", evidence)
-    sizes = [rms(of_layer(model.ended[step], 1)) for step in looks_of(STEPS)]
-    shares = np.array(sizes) / sizes[0]
-    assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))
-    assert steps == looks_of(STEPS)[np.argmin(shares)]
 
 
 def drifting(*layers, times):
@@ -211,18 +154,6 @@ def test_by_how_much_the_outputs_of_most_layers_have_grown(tmp_path):
     (grown,) = numbers("the outputs of most layers have grown to # times their initial RMS", evidence)
     ratios = [now / before for before, now in (moved(model, f"net.{i}") for i in range(3))]
     assert grown == shortened(10 ** np.median([*np.log10(ratios), 0.0]))  # 0 for the head
-
-
-def test_the_outputs_of_a_recurrent_layer_that_blows_up(tmp_path):
-    net = sized(linear(8, 8), lambda: nn.RNN(8, 8, batch_first=True, nonlinearity="relu"), Last, linear(8, 3))
-    net[1].weight_hh_l0.data.fill_(0.3)
-    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-30)
-    evidence = said(tmp_path, model, [(x.repeat(1, 2, 1), y) for x, y in series()], "activation_scale")
-    output, given = numbers(
-        "its output has an RMS of # (the layer before it: #), as at initialization; its feedback", evidence
-    )
-    assert output == shortened(rms(model.outputs["net.1"]))
-    assert given == shortened(rms(model.given))
 
 
 def test_the_largest_output_near_the_limit_of_float16(tmp_path):

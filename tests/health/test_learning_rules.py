@@ -16,7 +16,6 @@ from hookboard.health.rule import Finding
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
     ANSWER_SPREAD_SHARE_MIN,
-    GRADIENT_SPIKE_FACTOR,
     _cosine,
 )
 from hookboard.health.rules.shared import growth_of
@@ -109,15 +108,6 @@ def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
     losses = [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)]
     made = training(len(losses), losses=losses)
     assert all(v.severity == "note" for v in judged([SPIKE], made).verdicts)
-
-
-@pytest.mark.parametrize(("times", "said"), [(1.2, [("note", 40)]), (0.8, [])])
-def test_a_spike_of_the_gradient_is_a_note(times, said):
-    def change(step):
-        size = 0.01 * (GRADIENT_SPIKE_FACTOR * times if step == 40 else 1)
-        return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
-
-    assert [(v.severity, v.batch_idx) for v in judged([SPIKE], training(60, change)).verdicts] == said
 
 
 def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_suspected_and_no_layer_is_acquitted():
@@ -432,20 +422,6 @@ def test_nothing_is_said_of_a_validation_loss_that_falls_or_hardly_rises(values)
 def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
     rising = [1.0 + 0.1 * step for step in range(50)]
     assert validated([2.2, 2.5, 2.8, 3.1, 3.4], rising) == ()
-
-
-def begun(start, constant, embedding=0.02):
-    """What is said of first losses in a model whose best constant answer has this loss."""
-    layers = {"table": Layer("table", "Embedding", "embedding", ("table.weight",), {"table.weight": (9, 4)}), **LAYERS}
-    values = {
-        ("table.weight", "parameter_before"): reading("table.weight", "parameter_before", [row(4, 0.0, embedding)])
-    }
-    made = training(
-        120, lambda step: values, losses=[start] * 120 if isinstance(start, float) else start, layers=layers
-    )
-    run = seen(made, layers)
-    run.facts = StepFacts(constant_loss=constant)
-    return list(RULES["initial_loss"].judge(run))
 
 
 @pytest.mark.parametrize(

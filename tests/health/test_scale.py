@@ -1,7 +1,6 @@
 """The scale of activations."""
 
 import pytest
-from health.looks import reading, row
 from health.runs import apart, falling, findings, harmed, linear, noise, nothing, outputs, run_of, weights
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE
@@ -118,34 +117,6 @@ def test_a_layer_that_learns_another_scale_is_well_unless_the_loss_shows_harm():
     assert [s.module for s in findings(ACTIVATION_SCALE, run_of(CHAIN, grown, 8, harmed))] == ["fc3"]
 
 
-def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):
-    """What is said of an LSTM whose weights have this norm for each unit, and perhaps another one at the start."""
-    name = f"lstm.{weight}"
-    layer = Layer("lstm", "LSTM", "recurrent", (name,), frozenset({name}), {name: (64, 16)})
-
-    def seen(n):
-        size = norm if began is None or n else began
-        weights = reading(name, "parameter_before", [row(16, 0.0, size / 4) for _ in range(64)])
-        return [outputs("lstm", noise(16)), weights]
-
-    return [finding.severity for finding in findings(ACTIVATION_SCALE, run_of([layer], seen, losses=losses))]
-
-
-@pytest.mark.parametrize(("norm", "severities"), [(0.6, []), (2.9, []), (3.1, ["note"])])
-def test_recurrent_weights_that_feed_back_more_than_they_get_from_the_start_are_worth_a_note(norm, severities):
-    assert recurrent(norm) == severities
-    assert recurrent(norm, "weight_ih_l0") == []
-
-
-def test_recurrent_weights_that_feed_back_too_much_are_an_alarm_where_the_loss_shows_harm():
-    assert recurrent(3.1, losses=harmed) == ["alarm"]
-    assert recurrent(2.9, losses=harmed) == []
-
-
-def test_recurrent_weights_that_have_grown_are_worth_a_note():
-    assert recurrent(3.5, began=0.6) == ["note"]
-
-
 def normalized(final):
     """A norm whose gain decays."""
     layers = [
@@ -169,16 +140,3 @@ def test_a_norm_whose_output_fades_is_an_alarm_by_itself(final, fires):
 def test_a_model_whose_layers_all_grow_a_thousandfold_is_an_alarm_by_itself(decades, fires):
     found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=[decades] * 8), count=8, losses=falling))
     assert [(s.module, s.severity) for s in found] == ([("", "alarm")] if fires else [])
-
-
-@pytest.mark.parametrize(
-    ("size", "losses", "severities"), [(5.0, falling, []), (50.0, falling, ["note"]), (50.0, harmed, ["alarm"])]
-)
-def test_a_recurrent_layer_that_blows_up_what_goes_in_is_named_though_its_weights_are_small(size, losses, severities):
-    name = "rnn.weight_hh_l0"
-    rnn = Layer("rnn", "RNN", "recurrent", (name,), frozenset({name}), {name: (8, 8)})
-    read = [outputs("embedding", noise(8)), outputs("rnn", noise(8, scale=size)), outputs("head", noise(8))]
-    read.append(reading(name, "parameter_before", [row(8, 0.0, 0.6)] * 8))
-    run = run_of([linear("embedding"), rnn, linear("head")], lambda n: read, losses=losses)
-    found = findings(ACTIVATION_SCALE, run)
-    assert [finding.severity for finding in found if finding.module == "rnn"] == severities

@@ -6,7 +6,6 @@ import torch
 from health import runs
 from health.looks import reading, row
 from health.test_evaluation_rule import CHANGING, GAP_RULE, evaluation
-from health.test_normalization import norms
 from health.test_update_rules import TOO_LARGE, moved
 from health.trainings import WINDOW, falling, judged, risen, training
 from torch import nn
@@ -14,7 +13,6 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.health.judge import Judge
-from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_SHARE_LOST
 from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
@@ -92,24 +90,6 @@ def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
     found = said(TOO_LARGE, training(80, lambda step: moved(0.01), losses=risen(80), rate=rate))
     assert found[:2] == (40, until)
     assert f"and is {0.05 if until is None else 0.001} now" in found[2]
-
-
-@pytest.mark.usefixtures("at_every_look")
-def test_gains_that_came_back_are_lost_no_more():
-    given = norms(2)
-    judge = Judge([ACTIVATION_SCALE], {layer.name: layer for layer in given}, WINDOW)
-
-    def seen(number):
-        gain = 0.8 * (0.9 * GAIN_SHARE_LOST if 4 <= number < 12 else 1.0)
-        for norm in given:
-            yield runs.outputs(norm.name, [row(100, 0.1, gain) for _ in range(8)])
-            yield reading(norm.weights[0], "parameter_before", [row(8, gain, 0.0)])
-
-    for look in runs_looks(seen, 24):
-        judge.see(look)
-    (verdict,) = judge.verdicts
-    assert (verdict.since, verdict.until) == (40, 110)
-    assert "(now 1)" in verdict.evidence
 
 
 def runs_looks(seen, count):

@@ -19,19 +19,12 @@ from hookboard.health.losses import (
     STEPS_BEFORE_STUCK,
     STUCK_SHARE,
 )
-from hookboard.health.robust import median, median_of, medians
+from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, are_targets_unscaled, clip_too, to_stable_rate
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
 from hookboard.measure.row import FIELDS
-
-GRADIENT_SPIKE_FACTOR = 10.0
-"""A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
-above the usual logarithm. ZClip clips from 2.5 deviations; a spike that is reported should be beyond doubt."""
-
-GRADIENT_HISTORY_LOOKS = 16
-"""Number of looks that must precede a spike of the gradient."""
 
 AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only needs to train on."""
@@ -50,7 +43,7 @@ ANSWER_SPREAD_SHARE_MIN = 0.15
 
 
 def spike(run: Run) -> Iterator[Finding]:
-    """Report a step whose loss or gradient is far above its history; never where there are several losses.
+    """Report a step whose loss is far above its history; never where there are several losses.
 
     It is an alarm if the loss was well before that step and never came back down; otherwise a note.
     """
@@ -64,8 +57,6 @@ def spike(run: Run) -> Iterator[Finding]:
             return
     if losses.spikes and losses.spikes[-1].loss in run.now.losses and not _ends_epoch(run, losses.spikes[-1].loss):
         yield _of_loss(run, losses.spikes[-1], "", "note")
-        return
-    yield from _of_gradient(run)
 
 
 def _ends_epoch(run: Run, loss: Loss) -> bool:
@@ -109,33 +100,6 @@ def _harm_of(run: Run, found: Spike) -> str:
     if any(jump.step <= found.loss.step <= 2 * jump.seen - jump.step + 1 for jump in run.rate_jumps):
         return ""
     return run.losses.harm if run.losses.is_worse_since(found.loss.step) else ""
-
-
-def _of_gradient(run: Run) -> Iterator[Finding]:
-    levels = run.recent("weight_gradient_rms")
-    if levels.shape[1] <= GRADIENT_HISTORY_LOOKS:
-        return
-    least = levels.min(axis=1)
-    is_known = (least > 0) & (levels.max(axis=1) < np.inf)
-    # Where their median does not exceed that of the least ones by as much, it does not exceed the usual one.
-    lowest, now = (median(np.log(each[is_known])) for each in (least, levels[:, -1]))
-    if not now - lowest > 0.99 * math.log(GRADIENT_SPIKE_FACTOR):
-        return
-    course = medians(np.log(levels[is_known]).T)
-    before, now = course[:-1], float(course[-1])
-    usual = median(before)
-    deviation = max(1.4826 * median(np.abs(before - usual)), 0.1)
-    if now - usual > max(math.log(GRADIENT_SPIKE_FACTOR), GRADIENT_SPIKE_FACTOR * deviation) and now > before.max():
-        look = run.now
-        evidence = (
-            f"the gradients of the weights were {math.exp(now - usual):.0f} times their usual size at step "
-            f"{look.step}, batch {look.batch_idx}"
-        )
-        advice = (
-            f"ignore this spike unless it recurs; if it does, check the samples of batch {look.batch_idx}"
-            f"{clip_too(run, ', and clip gradients')}"
-        )
-        yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 
 def not_learning(run: Run) -> Iterator[Finding]:

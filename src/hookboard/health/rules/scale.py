@@ -1,4 +1,4 @@
-"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms, attention."""
+"""`activation_scale`: activations that shrink or grow along depth or in time, layers out of line, attention."""
 
 import itertools
 import math
@@ -6,66 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hookboard.health.look import Look
 from hookboard.health.robust import median, median_of, medians, robust_z, slope
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.rules.heads import attention
 from hookboard.health.rules.shared import (
     Scales,
-    clip_too,
     factor,
     harm_of,
     initialization,
     scales_of,
     severity_of,
     was_zero,
-    weight_gain,
 )
 from hookboard.health.run import Run
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
-
-GAIN_SHARE_LOST = 0.2
-"""Share of their initial size to which gains must fall. In healthy runs of the benchmark's tuning half 0.64 is left of
-the one that falls most."""
-
-GAIN_SHARE_BEGUN = 0.9
-"""Share of their initial size from which such a fall is dated (a choice)."""
-
-GAIN_LOSS_PER_STEP = 0.01
-"""Gains must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
-0.00005 (a choice)."""
-
-
-def normalization(run: Run) -> Iterator[Finding]:
-    """Report once if the gains of batch norms fall towards 0 faster than any usual weight decay takes them."""
-    if not run.arrays.batch_norms:
-        return
-    gains = run.course("weight_rms")[run.arrays.batch_norms]
-    is_known = gains[:, 0] > 0
-    gains = gains[is_known]
-    sizes = gains / gains[:, :1]
-    # Where no single one is so low, their median is not.
-    if not (sizes < GAIN_SHARE_LOST).any():
-        return
-    steps = np.array(run.course_steps)
-    left = np.array([median_of(column) for column in sizes.T.tolist()])
-    lowest = int(np.nanargmin(left))  # in the first column it is 1
-    fell = -math.log(left[lowest]) if left[lowest] else math.inf
-    if not left[lowest] < GAIN_SHARE_LOST or fell < GAIN_LOSS_PER_STEP * (steps[lowest] - steps[0]):
-        return
-    now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
-    evidence = (
-        f"the gains and biases of the batch norm layers fell to {left[lowest]:.2g} of their initial RMS in "
-        f"{steps[lowest] - steps[0]} steps (now {now:.2g}), so the layers' outputs and the gradients passed back "
-        f"shrink too{harm_of(run)}."
-    )
-    advice = "Check what shrinks them: weight decay, of which gains and biases should be left out, or the loss."
-    start = int(np.argmax(left < GAIN_SHARE_BEGUN))
-    first = run.layers[run.arrays.batch_norms[0]]
-    size, since = fell / math.log(10), int(steps[start])
-    until = int(steps[left < GAIN_SHARE_LOST].max()) if now >= GAIN_SHARE_LOST else None
-    yield Finding(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
-
 
 PEER_LAYERS_MIN = 4
 """Number of layers that are needed to say what is usual (a choice)."""
@@ -91,25 +45,6 @@ benchmark's tuning half reach 1.4."""
 STEADY_LAYER_SHARE = 0.5
 """Share of the change along depth up to which a single layer may contribute, if the change is steady (a choice)."""
 
-FEW_LAYERS_MIN = 2
-"""A model of fewer layers that weigh a signal is not judged by all of them (a choice)."""
-
-FEW_DECADES = 0.4
-"""Powers of ten by which each of few layers must scale a signal up: He's initialization gives 0.15 (a choice)."""
-
-FEW_OUTPUT_RMS = 10.0
-"""RMS of the output of the last of few layers at the first look from which `FEW_DECADES` counts: about 1 is usual (a
-choice)."""
-
-RECURRENT_NORM_MAX = 3.0
-"""L2 norm of a unit's recurrent weights from which the feedback of a recurrent layer grows without bounds: PyTorch
-starts with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
-
-RECURRENT_RMS_MAX = 10.0
-"""If the RMS of a recurrent layer's outputs is above this, and this many times the RMS of its input, its feedback grows
-without bounds: with tanh it is 1 at most (a choice)."""
-
-RECURRENT_KINDS: frozenset[Kind] = frozenset({"recurrent"})
 DRIFTING_KINDS: frozenset[Kind] = NORM_KINDS | {"linear", "conv", "recurrent", "embedding"}
 """Kinds of layers whose outputs have a scale of their own."""
 
@@ -125,9 +60,9 @@ def _activation_scale(run: Run) -> Iterator[Finding]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
     # One layer that is out of line moves all later ones.
-    chain = [] if single else [*_of_few(run, scales), *_along_depth(run, scales)][:1]
+    chain = [] if single else [*_along_depth(run, scales)]
     said: set[str] = set()
-    for finding in (*single, *chain, *_recurrent(run), *normalization(run), *attention(run), *_drifted(run)):
+    for finding in (*single, *chain, *attention(run), *_drifted(run)):
         if finding.module not in said:
             said.add(finding.module)
             yield finding
@@ -206,72 +141,8 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Finding]:
         f"from here on, the RMS of activations {what} over {count} layers from {10 ** log[start]:.2g} to "
         f"{10 ** log[-1]:.2g}, by a factor of {factor(step)} per layer{_initial(run, layer)}{harm_of(run)}."
     )
-    yield Finding(layer.name, evidence, _initialize(run), severity_of(run), size=abs(change))
-
-
-def _initialize(run: Run) -> str:
-    return f"{initialization(run)}, or add normalization."
-
-
-def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
-    """Report a model of few layers whose weights all scale a signal up from the start, and that nothing normalizes."""
-    layers = scales.layers
-    if not FEW_LAYERS_MIN <= len(layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
-        return
-    first = run.first or run.now
-    gains = [median_of([weight_gain(first, layer, name) for name in layer.weights]) for layer in layers]
-    output = first.of(layers[-1].name, "output")
-    if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
-        return
-    evidence = (
-        "from the start, the weights of every layer scale a signal up, those of this one by a factor of "
-        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
-        f"measurement{harm_of(run)}."
-    )
-    yield Finding(layers[0].name, evidence, _initialize(run), severity_of(run), size=sum(gains))
-
-
-def _recurrent(run: Run) -> Iterator[Finding]:
-    """Report recurrent layers whose feedback grows without bounds."""
-    for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS)).tolist():
-        layer = run.layers[place]
-        names = [name for name in layer.weights if "weight_hh" in name]
-        norm = max((_norm(run.now, layer, name) for name in names), default=0.0)
-        if norm < RECURRENT_NORM_MAX:
-            yield from _blown_up(run, layer)
-            continue
-        evidence = (
-            f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual), so its feedback grows "
-            f"with each time step{harm_of(run)}."
-        )
-        advice = f"Initialize the recurrent weights as orthogonal matrices{clip_too(run, ', and clip gradients')}."
-        yield Finding(layer.name, evidence, advice, severity_of(run), size=norm)
-
-
-def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
-    """Report a recurrent layer whose outputs are large although its weights are small: unbounded, as with ReLU."""
-    output = run.now.of(layer.name, "output")
-    before = run.layers[: run.place(layer.name)]
-    given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)
-    if output is None or output.moments.nonfinite:
-        return
-    rms = None if given is None or not given.moments.count else given.moments.rms
-    usual = max(rms or 0.0, 1.0)
-    if not output.moments.rms > RECURRENT_RMS_MAX * usual:
-        return
-    before_it = "" if rms is None else f" (the layer before it: {rms:.2g})"
-    evidence = (
-        f"its output has an RMS of {output.moments.rms:.2g}{before_it}{_initial(run, layer)}; its feedback "
-        f"grows with each time step{harm_of(run)}."
-    )
-    advice = "Initialize the recurrent weights with smaller values, or switch to tanh, an LSTM or a GRU."
-    advice += clip_too(run, " Also clip gradients.")
-    yield Finding(layer.name, evidence, advice, severity_of(run), size=math.log10(output.moments.rms / usual))
-
-
-def _norm(look: Look, layer: Layer, name: str) -> float:
-    gain = weight_gain(look, layer, name)
-    return 0.0 if math.isnan(gain) else 10**gain
+    advice = f"{initialization(run)}, or add normalization."
+    yield Finding(layer.name, evidence, advice, severity_of(run), size=abs(change))
 
 
 def _drifted(run: Run) -> Iterator[Finding]:
