@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.health import losses, run_table
+from hookboard.health import losses, run
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Loss
 from hookboard.tracing.built_in import RULES
@@ -54,7 +54,7 @@ def growth(blocks):
 @pytest.fixture
 def small_histories(monkeypatch):
     """Bounded pasts are full after a few steps; the heat maps' columns are halved in the middle of each half."""
-    monkeypatch.setattr(run_table, "COURSE_COLUMNS", 8)
+    monkeypatch.setattr(run, "COURSE_COLUMNS", 8)
     monkeypatch.setattr(losses, "RECENT_LOSSES", 64)
     monkeypatch.setattr(losses, "NOISE_BLOCKS", 8)
 

@@ -9,7 +9,7 @@ from documents.pages import named_first, prose
 import hookboard
 from hookboard.base.rule_texts import explained
 from hookboard.capturing.methods import METHODS
-from hookboard.health.run_table import QUANTITIES
+from hookboard.health.arrays import QUANTITIES
 from hookboard.tracing.built_in import RULES
 from hookboard.writers.loggers import KINDS
 

@@ -1,13 +1,16 @@
 """The quantities of a look, against float64 over the raw tensors; and the block that keeps the latest of them."""
 
+import itertools
 import math
 
 import numpy as np
 import torch
+from health.looks import look, reading, row
 from oracle import normal
 
+from hookboard.health.arrays import COLUMN_OF, QUANTITIES, SPOILED, LayerArrays, LookArrays, numbers_of
 from hookboard.health.look import Look
-from hookboard.health.run_table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
+from hookboard.health.run import COURSE_COLUMNS, RECENT_LOOKS, Run
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
 from hookboard.model.layers import Layer
@@ -31,7 +34,8 @@ def arrays_of(tensors):
 
 def named(arrays):
     """Values, and where they are spoiled, by quantity."""
-    return tuple(dict(zip(QUANTITIES, part, strict=True)) for part in quantities_of(arrays))
+    columns = dict(zip(COLUMN_OF, numbers_of(arrays), strict=True))
+    return columns, {quantity: columns[name] == 1 for quantity, name in SPOILED.items()}
 
 
 def rms(*tensors):
@@ -83,28 +87,38 @@ def test_what_held_nan_is_spoiled_and_a_mask_of_minus_infinity_is_not():
     _, spoiled = named(arrays_of(tensors))
     assert spoiled["activation_rms"].tolist() == [True, False, True, False]
     assert spoiled["update_ratio"].tolist() == [False, False, True, False]
-    assert not spoiled["weight_rms"].any()
+    assert spoiled.keys() == QUANTITIES.keys() - {"weight_rms", "weight_gradient_rms", "expert_share"}
 
 
-def table_of_two(steps):
-    table = RunTable(LAYERS[:2])
+def run_of_two(steps):
+    """A run of two layers whose outputs have the RMS of the step's number, and twice that."""
+    run = Run({layer.name: layer for layer in LAYERS[:2]}, 3)
     for step in steps:
-        values = np.full((len(QUANTITIES), 2), float(step)) * [1.0, -1.0]
-        table.add(step, values, np.zeros_like(values, dtype=bool))
-    return table
+        run.see(look(step, [reading(name, "output", [row(deviation=k * step)]) for k, name in ((1, "a"), (2, "b"))]))
+    return run
 
 
 def test_the_latest_looks_are_kept_in_their_order():
     for count in (1, RECENT_LOOKS, RECENT_LOOKS + 1, 2 * RECENT_LOOKS, 2 * RECENT_LOOKS + 1, 5 * RECENT_LOOKS + 3):
-        table = table_of_two(range(count))
+        run = run_of_two(range(count))
         steps = list(range(max(0, count - RECENT_LOOKS), count))
-        assert table.recent("weight_rms").tolist() == [steps, [-step for step in steps]]
-        assert list(table.recent_steps) == steps
+        assert run.recent("activation_rms").tolist() == [steps, [2 * step for step in steps]]
+        assert run.recent_steps == steps
+
+
+def test_the_course_has_looks_of_the_whole_run_evenly_spaced():
+    for count in (COURSE_COLUMNS, COURSE_COLUMNS + 1, 5 * COURSE_COLUMNS + 7):
+        run = run_of_two(range(count))
+        assert len({after - before for before, after in itertools.pairwise(run.course_steps)}) == 1
+        assert run.course_steps[0] == 0
+        assert count / 4 < run.course_steps[-1] < count
+        assert run.course("activation_rms").tolist() == [run.course_steps, [2 * step for step in run.course_steps]]
 
 
 def test_layers_in_another_order_keep_their_numbers():
-    table = table_of_two(range(3))
-    table.reorder([LAYERS[1], LAYERS[2], LAYERS[0]], [1, 2, 0])
-    for numbers in (table.recent("gradient_rms"), table.course("gradient_rms")):
-        np.testing.assert_equal(numbers, [[0, -1, -2], [math.nan] * 3, [0, 1, 2]])
-    assert not table.is_spoiled("gradient_rms").any()
+    run = run_of_two(range(3))
+    run.follow({layer.name: layer for layer in LAYERS[1:]})
+    run.follow({layer.name: layer for layer in LAYERS[:3]})
+    assert [layer.name for layer in run.layers] == ["b", "c", "a"]
+    for numbers in (run.recent("activation_rms"), run.course("activation_rms")):
+        np.testing.assert_equal(numbers, [[0, 2, 4], [math.nan] * 3, [math.nan] * 3])

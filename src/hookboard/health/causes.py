@@ -236,5 +236,5 @@ def _start(run: Run) -> int:
 
 def _slack(run: Run) -> int:
     """Return the number of optimizer steps that the latest window of looks spans; 0 before the second look."""
-    steps = list(run.table.recent_steps)[-run.window - 1 :]
+    steps = run.recent_steps[-run.window - 1 :]
     return steps[-1] - steps[0] if steps else 0

@@ -9,12 +9,12 @@ import numpy as np
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import HEALTH, LOSS, HealthRecord
+from hookboard.health.arrays import QUANTITIES, SPOILED
 from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import caveat, coverage, headline, left_out
 from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
-from hookboard.health.run_table import QUANTITIES
 from hookboard.images.colour_scale import ColourScale
 from hookboard.images.heat_map import Mark, heat_map
 from hookboard.images.picture import Picture
@@ -354,10 +354,11 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
     """Return a quantity over the run as heat maps show it, shape (layers, len(`run.course_steps`)), float64.
 
     NaN where nothing was measured, or where a ratio is infinite because the weights were 0; infinity where the tensor
-    had NaN or +Inf, or nothing finite, see `RunTable.is_spoiled`.
+    had NaN or +Inf, or nothing finite, see `SPOILED`.
     """
     values = run.course(quantity)
-    return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))
+    shown = np.where(np.isinf(values), np.nan, values)
+    return np.where(run.course(SPOILED[quantity]) == 1, np.inf, shown) if quantity in SPOILED else shown
 
 
 def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows: str, is_over: bool) -> HealthRecord:

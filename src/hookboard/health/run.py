@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,15 +11,21 @@ from typing import NamedTuple
 import numpy as np
 
 from hookboard.base.messages import unknown
+from hookboard.health.arrays import COLUMN_OF, QUANTITIES, LayerArrays, LookArrays, Silence, numbers_of
 from hookboard.health.look import Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding
-from hookboard.health.run_table import QUANTITIES, LayerArrays, LookArrays, RunTable, Silence, quantities_of
 from hookboard.health.stage_comparison import StageComparison, compared
 from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer, order_with_late
 from hookboard.model.sites import Role
+
+RECENT_LOOKS = 64
+"""Number of latest looks that `Run.recent` has."""
+
+COURSE_COLUMNS = 256
+"""Maximum number of columns of `Run.course`, whatever the length of the run."""
 
 BLOWN_UP_LOSS_FACTOR = 10.0
 """A loss this many times its start has blown up before it became NaN (a choice: the logarithm of 0 gives Inf at once).
@@ -158,9 +164,7 @@ class Run:
         """The look at which the present NaN or Inf appeared; None if all is finite now. One with -Inf alone, perhaps a
         mask, is replaced by the first with NaN, +Inf or a loss that is not finite. Skipped steps do not count."""
         self._is_masked = False  # whether `first_nonfinite` shows -Inf alone, as masks do
-        self.table = RunTable(self.layers)
-        """The numbers of all layers over the run."""
-        self.arrays: LayerArrays = self.table.layers
+        self.arrays = LayerArrays(self.layers)
         """What depends on the layers alone, as arrays."""
         self.now: Look
         """The latest look, the one that is judged."""
@@ -168,6 +172,13 @@ class Run:
         """The latest look as arrays over all layers."""
         self.initial: LookArrays
         """The first look as arrays over all layers."""
+        # The numbers of all layers (`numbers_of`) at the latest looks and at a selection of looks over the whole run,
+        # shape (looks, columns, layers); behind those of the last look there is room for more.
+        self._numbers = np.empty((0, len(COLUMN_OF), len(self.layers)))
+        self._steps: list[int] = []  # of the looks in `_numbers`
+        self._course: list[int] = []  # which of them are the columns of `course`
+        self._every = 1  # once in how many looks one becomes such a column
+        self._since = 0  # looks since the last one
         self._ran: dict[str, None] = {}
         self._ordered_by: object = None  # of the latest look whose layers are all in order
         self._watched = dict(layers)  # in the order of their definition
@@ -197,7 +208,7 @@ class Run:
         self._keep_rates(look)
         if not look.overflowed:
             self._keep_first_nonfinite(look)
-        self.table.add(look.step, *quantities_of(self.latest))
+        self._keep_numbers(look.step, numbers_of(self.latest))
         if math.isnan(self.first_move):
             self.first_move = self._move()
         self.seen += 1
@@ -222,30 +233,48 @@ class Run:
         Args:
             layers: every layer to watch, by name.
         """
-        known = {layer.name: (row, layer) for row, layer in enumerate(self.layers)}
-        names = [*(name for name in known if name in layers), *(name for name in layers if name not in known)]
+        known = {layer.name: layer for layer in self.layers}
         # What was replaced by another kind begins anew: what the old one gave is no history of the new one.
-        same = {name for name, (_, old) in known.items() if name in layers and _is_alike(old, layers[name])}
-        place = [known[name][0] if name in same else len(known) for name in names]
+        same = {name for name, old in known.items() if name in layers and _is_alike(old, layers[name])}
         self._ran = {name: None for name in self._ran if name in layers}
-        self.silence = self.silence.among(same)
-        self.layers = [layers[name] for name in names]
         self._watched = dict(layers)
-        self._reorder(place)
+        self.silence = self.silence.among(same)
+        new = [layer for name, layer in layers.items() if name not in known]
+        self._set_layers([*(layers[name] for name in known if name in layers), *new], same)
 
-    def _reorder(self, place: Sequence[int]) -> None:
-        """Bring the table into the order of `layers`, see `RunTable.reorder`, and rebuild the arrays."""
-        self.table.reorder(self.layers, place)
-        self._ordered_by = None
-        self._make_arrays()
-
-    def _make_arrays(self) -> None:
-        """Rebuild `arrays`, `now`, `latest` and `initial` from the looks and the layers."""
-        self.arrays = self.table.layers
+    def _set_layers(self, layers: list[Layer], same: Set[str]) -> None:
+        """Set the layers in their order; those whose names are in `same` keep their numbers, the others have none."""
+        places = [self.arrays.places[layer.name] if layer.name in same else -1 for layer in layers]
+        none = np.full((*self._numbers.shape[:-1], 1), np.nan)  # the last one
+        self._numbers = np.take(np.concatenate([self._numbers, none], axis=-1), places, axis=-1)
+        self.layers, self.arrays, self._ordered_by = layers, LayerArrays(layers), None
         if self.first is not None:
             self.initial = LookArrays(self.first, self.arrays)
         if self.looks:
-            self.now, self.latest = self.looks[-1], LookArrays(self.looks[-1], self.arrays)
+            self.latest = LookArrays(self.now, self.arrays)
+
+    def _keep_numbers(self, step: int, numbers: np.ndarray) -> None:
+        """Add a look to those of `recent`, and once in `_every` looks to those of `course`."""
+        if len(self._steps) == len(self._numbers):
+            self._make_room()
+        self._numbers[len(self._steps)] = numbers
+        self._steps.append(step)
+        self._since += 1
+        if self._since < self._every:
+            return
+        self._since = 0
+        self._course.append(len(self._steps) - 1)
+        if len(self._course) > COURSE_COLUMNS:
+            self._every *= 2
+            del self._course[1::2]
+
+    def _make_room(self) -> None:
+        """Make room for further looks, and forget those that are neither recent nor in the course."""
+        kept = sorted({*self._course, *range(len(self._steps))[-RECENT_LOOKS:]})
+        self._course = np.searchsorted(kept, self._course).tolist()
+        self._steps = [self._steps[place] for place in kept]
+        room = np.empty((RECENT_LOOKS, *self._numbers.shape[1:]))
+        self._numbers = np.concatenate([self._numbers[kept], room])
 
     def recent(self, quantity: str) -> np.ndarray:
         """Return a quantity at the latest measurements, shape (layers, at most 64), float64; NaN where there is none.
@@ -257,21 +286,27 @@ class Run:
         """
         if quantity not in QUANTITIES:
             raise unknown("quantity", quantity, QUANTITIES)
-        return self.table.recent(quantity)
+        last = len(self._steps)
+        return np.asarray(self._numbers[max(last - RECENT_LOOKS, 0) : last, COLUMN_OF[quantity]].T)
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run, shape (layers, len(`course_steps`)), float64.
 
         Args:
-            quantity: its name.
+            quantity: its name, or another one in `COLUMN_OF`.
             first: return only this many of the first columns. Default: all.
         """
-        return self.table.course(quantity, first)
+        return np.asarray(self._numbers[self._course[:first], COLUMN_OF[quantity]].T)
 
     @property
     def course_steps(self) -> list[int]:
         """The optimizer steps of the columns of `course`."""
-        return self.table.steps
+        return [self._steps[place] for place in self._course]
+
+    @property
+    def recent_steps(self) -> list[int]:
+        """The optimizer steps of the columns of `recent`."""
+        return self._steps[-RECENT_LOOKS:]
 
     def has_run(self, layer: Layer) -> bool:
         """Return True if the layer has produced an output at any measurement."""
@@ -391,17 +426,10 @@ class Run:
         known = {layer.name: layer for layer in self.layers}
         ran = dict.fromkeys(name for name in look.readings.places.names("output") if name in known)
         if not ran.keys() <= self._ran.keys():
-            self._order(known, ran)
+            order = order_with_late(list(self._ran) or list(ran), ran, list(self._watched))
+            self._ran = dict.fromkeys(order)
+            self._set_layers([known[name] for name in dict.fromkeys([*order, *known])], known.keys())
         self._ordered_by = look.readings.places
-
-    def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
-        order = order_with_late(list(self._ran) or list(ran), ran, list(self._watched))
-        self._ran = dict.fromkeys(order)
-        order += [name for name in known if name not in self._ran]
-        before = {name: place for place, name in enumerate(known)}
-        places = [before[name] for name in order]
-        self.layers = [known[name] for name in order]
-        self._reorder(places)
 
 
 def _is_alike(one: Layer, other: Layer) -> bool:

@@ -161,7 +161,7 @@ def _comes_back(run: Run, layer: Layer) -> bool:
 def _gone_since(run: Run, layer: Layer) -> int | None:
     """Return the step of the look right after the last one with a gradient; None if none of the kept looks has one."""
     reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
-    return run.table.recent_steps[int(reached[-1]) + 1] if len(reached) else None
+    return run.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Finding:

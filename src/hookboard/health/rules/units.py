@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hookboard.health.arrays import SILENT_AT_ZERO_KINDS, Units, onsets
 from hookboard.health.look import Look, every_unit
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
@@ -20,7 +21,6 @@ from hookboard.health.rules.shared import (
     weight_of,
 )
 from hookboard.health.run import Run
-from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Units, onsets
 from hookboard.measure.readings import Reading
 from hookboard.measure.row import FIELDS, channel_stride
 from hookboard.model.layers import NORM_KINDS, Kind, Layer

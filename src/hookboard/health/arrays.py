@@ -1,13 +1,11 @@
-"""`RunTable`: the numbers of a run, layers x looks x quantities, in memory that does not grow with the run.
+"""`LookArrays`: a look as arrays over all layers or weights; what is counted in them; and the `Silence` of units.
 
-A look is turned into arrays over all layers first (`LookArrays`), because one NumPy operation over all layers costs no
-more than one over a single layer. `quantities_of` reduces it to one number for each layer and quantity.
+One NumPy operation over all layers costs no more than one over a single layer.
 """
 
 import functools
 import itertools
 import math
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +30,18 @@ QUANTITIES: dict[str, str] = {
 }
 """Every quantity by name."""
 
-RECENT_LOOKS = 64
-"""Number of latest looks that `RunTable.recent` keeps."""
+SPOILED = {
+    "activation_rms": "is_output_spoiled",
+    "dead_fraction": "is_output_spoiled",
+    "sample_spread": "is_output_spoiled",
+    "gradient_rms": "is_gradient_spoiled",
+    "update_ratio": "is_update_spoiled",
+}
+"""Quantity -> the column that is 1 where its tensor had NaN or +Inf, or nothing finite: -Inf alone may be a mask. The
+RMS of weights and of their gradients are not marked."""
 
-COURSE_COLUMNS = 256
-"""Maximum number of columns of `RunTable.course`, whatever the length of the run."""
+COLUMN_OF = {name: column for column, name in enumerate(dict.fromkeys([*QUANTITIES, *SPOILED.values()]))}
+"""The column of each number in what `numbers_of` returns."""
 
 ROLES_OF_LAYERS: tuple[Role, ...] = ("output", "grad_output")
 """The roles whose moments are arrays over the layers, see `LookArrays.rows`."""
@@ -44,97 +49,11 @@ ROLES_OF_LAYERS: tuple[Role, ...] = ("output", "grad_output")
 ROLES_OF_WEIGHTS: tuple[Role, ...] = ("parameter_before", "parameter_grad", "parameter_update")
 """The roles whose moments are arrays over the weights."""
 
-_ROW_OF = {quantity: row for row, quantity in enumerate(QUANTITIES)}
-
 _COUNT, _MEAN, _DEVIATION, _NEGINF = map(FIELDS.index, ("count", "mean", "deviation", "neginf"))
 _NONFINITE = slice(FIELDS.index("nan"), _NEGINF + 1)
 
 _UNMEASURED = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.nan, math.nan)
 """The row of a tensor that was not measured."""
-
-
-class RunTable:
-    """All quantities of all layers: at each of the latest 64 looks, and at a selection of looks over the whole run."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = LayerArrays(layers)
-        """What depends on the layers alone, as arrays."""
-        self.steps: list[int] = []
-        """The optimizer steps of the columns of `course`."""
-        self.recent_steps: deque[int] = deque(maxlen=RECENT_LOOKS)
-        """The optimizer steps of the columns of `recent`."""
-        # Of each look an array of shape (quantities, layers).
-        self._recent: deque[np.ndarray] = deque(maxlen=RECENT_LOOKS)
-        self._course: list[np.ndarray] = []
-        self._spoiled: list[np.ndarray] = []
-        self._latest: np.ndarray | None = None  # all of `_recent` in one array, once it was asked for
-        self._courses: dict[str, np.ndarray] = {}  # what `course` has returned since the latest look
-        self._every = 1  # once in how many looks a column is added to `course`
-        self._since = 0  # looks since the last one
-
-    def add(self, step: int, values: np.ndarray, spoiled: np.ndarray) -> None:
-        """Add the quantities of a look: what `quantities_of` gives, shape (quantities, layers) both."""
-        self._recent.append(values)
-        self.recent_steps.append(step)
-        self._latest = None
-        self._courses.clear()
-        self._since += 1
-        if self._since < self._every:
-            return
-        self._since = 0
-        self._course.append(values)
-        self._spoiled.append(spoiled)
-        self.steps.append(step)
-        if len(self.steps) > COURSE_COLUMNS:
-            self._every *= 2
-            for column in (self.steps, self._course, self._spoiled):
-                del column[1::2]
-
-    def recent(self, quantity: str) -> np.ndarray:
-        """Return a quantity at the latest looks, shape (layers, at most 64), float64."""
-        if self._latest is None:
-            shape = len(self._recent), len(QUANTITIES), len(self.layers.names)
-            self._latest = np.array([*self._recent], dtype=float).reshape(shape).transpose(1, 2, 0)
-        return np.asarray(self._latest[_ROW_OF[quantity]])
-
-    def course(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """Return a quantity over the whole run (or the `first` columns), shape (layers, len(`steps`)), float64."""
-        if quantity not in self._courses:
-            self._courses[quantity] = self._over_looks(quantity, self._course, float)
-        return self._courses[quantity][:, :first]
-
-    def is_spoiled(self, quantity: str) -> np.ndarray:
-        """Return for each value of `course(quantity)` if its tensor had NaN or +Inf, or nothing finite; same shape.
-
-        Always False for `weight_rms` and `weight_gradient_rms`.
-        """
-        return self._over_looks(quantity, self._spoiled, bool)
-
-    def _over_looks(self, quantity: str, looks: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-        row = _ROW_OF[quantity]
-        return np.asarray(np.array([look[row] for look in looks], dtype).reshape(len(looks), len(self.layers.names)).T)
-
-    def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
-        """Put the layers in another order; the values of new ones are NaN.
-
-        Of each layer, `place` is the index in the old order; of a new layer the number of old layers.
-        """
-        self.layers, self._latest = LayerArrays(layers), None
-        self._courses.clear()
-        blocks = (self._recent, np.nan), (self._course, np.nan), (self._spoiled, False)
-        for looks, new in blocks:
-            for number, look in enumerate(looks):
-                looks[number] = _in_order(look, place, new)
-
-
-def _in_order(columns: np.ndarray, place: Sequence[int], new: float) -> np.ndarray:
-    """Reorder the last axis (the layers) of an array: like `columns[..., place]`, with `new` at an index past the end.
-
-    >>> _in_order(np.array([[1.0, 2.0]]), [1, 0, 2], np.nan)
-    array([[ 2.,  1., nan]])
-    """
-    filler = np.full((*columns.shape[:-1], 1), new, columns.dtype)
-    return np.concatenate([columns, filler], axis=-1)[..., list(place)]
 
 
 class LayerArrays:
@@ -167,9 +86,6 @@ class LayerArrays:
             zip((*ROLES_OF_LAYERS, *ROLES_OF_WEIGHTS), map(slice, [0, *ends], ends), strict=False)
         )
         """Role -> its part of the result of `rows_in`."""
-        self.cells = (self.owner + of_layers * np.arange(4)[:, None]).ravel()
-        """For each of four rows and each weight: the index of the weight's layer in a flattened array of shape
-        (4, layers); shape (4 * weights,). For sums by row and layer with `np.bincount`, see `_rms_of_layers`."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
         self._rows_in: tuple[Places, np.ndarray] | None = None
 
@@ -215,7 +131,7 @@ class LookArrays:
         is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
         is_there, mean, deviation = self._rows_in_look >= 0, block[:, _MEAN], block[:, _DEVIATION]
         columns = is_there, count, mean, deviation, rms, nonfinite, is_spoiled
-        self.rows = {role: Rows(*(column[part] for column in columns)) for role, part in layers.parts.items()}
+        self.rows = {role: Rows(*[column[part] for column in columns]) for role, part in layers.parts.items()}
         """Role -> its moments: arrays over the layers for `ROLES_OF_LAYERS`, over the weights for `ROLES_OF_WEIGHTS`.
         """
 
@@ -308,49 +224,41 @@ class Units:
             return np.asarray(np.square(self.columns["deviation"]))
 
 
-def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
-    """Return all quantities of all layers at a look (NaN where nothing was measured), and which are spoiled.
-
-    Both have the shape (quantities, layers). A tensor is spoiled that had NaN or +Inf, or nothing finite: -Inf alone
-    may be a mask. `weight_rms` and `weight_gradient_rms` never are.
-    """
+def numbers_of(look: LookArrays) -> np.ndarray:
+    """Return what `COLUMN_OF` names of all layers at a look, shape (columns, layers); NaN where it is not known."""
     layers, rows = look.layers, look.rows
-    output, gradient = rows["output"], rows["grad_output"]
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        weight, weight_gradient, before, step = _rms_of_layers(look)
-        ratio = np.where(before != 0, step / before, np.where(step != 0, np.inf, np.nan))
-        dead_fraction, sample_spread = _shares_of_units(look)
-    is_spoiled = rows["parameter_before"].is_spoiled | rows["parameter_update"].is_spoiled
-    bad, bad_ratio = output.is_spoiled, np.bincount(layers.owner, is_spoiled, len(layers.names)) > 0
-    never = np.zeros_like(bad)
-    found = {
-        "activation_rms": (output.rms, bad),
-        "gradient_rms": (gradient.rms, gradient.is_spoiled),
-        "weight_rms": (weight, never),
-        "weight_gradient_rms": (weight_gradient, never),
-        "update_ratio": (ratio, bad_ratio),
-        "dead_fraction": (dead_fraction, bad),
-        "sample_spread": (sample_spread, bad),
-        "expert_share": (_shares_of_experts(look), never),
-    }
-    return np.array([found[name][0] for name in QUANTITIES]), np.array([found[name][1] for name in QUANTITIES])
-
-
-def _rms_of_layers(look: LookArrays) -> np.ndarray:
-    """Return RMS over the weights of each layer: of all, of gradients, of those that were updated, of their updates.
-
-    Shape (4, layers); NaN if a layer has none.
-    """
-    layers, (weights, gradients, updates) = look.layers, (look.rows[role] for role in ROLES_OF_WEIGHTS)
-    rows = weights, gradients, weights, updates
-    rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
-    count[2] *= updates.is_there
+    output, gradient, weights, updates = (
+        rows[role] for role in ("output", "grad_output", "parameter_before", "parameter_update")
+    )
+    is_moved = updates.is_there
     if look.look.factors:  # one begins at 0: their own steps tell no rate
-        count[2:] *= ~np.isin(layers.weights, [*look.look.factors])
-    squares = np.where(count > 0, rms * rms * count, 0.0)
-    cells = len(rows) * len(layers.names)
-    sums = [np.bincount(layers.cells, part.ravel(), cells) for part in (squares, count)]
-    return np.sqrt(sums[0] / sums[1]).reshape(len(rows), -1)
+        is_moved = is_moved & ~np.isin(layers.weights, [*look.look.factors])
+    is_spoiled = weights.is_spoiled | updates.is_spoiled
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        before, step = _rms_of_layers(layers, weights, is_moved), _rms_of_layers(layers, updates, is_moved)
+        dead_fraction, sample_spread = _shares_of_units(look)
+        found = {
+            "activation_rms": output.rms,
+            "gradient_rms": gradient.rms,
+            "weight_rms": _rms_of_layers(layers, weights),
+            "weight_gradient_rms": _rms_of_layers(layers, rows["parameter_grad"]),
+            "update_ratio": np.where(before != 0, step / before, np.where(step != 0, np.inf, np.nan)),
+            "dead_fraction": dead_fraction,
+            "sample_spread": sample_spread,
+            "expert_share": _shares_of_experts(look),
+            "is_output_spoiled": output.is_spoiled,
+            "is_gradient_spoiled": gradient.is_spoiled,
+            "is_update_spoiled": np.bincount(layers.owner, is_spoiled, len(layers.names)) > 0,
+        }
+    return np.array([found[name] for name in COLUMN_OF])
+
+
+def _rms_of_layers(layers: LayerArrays, rows: Rows, is_meant: np.ndarray | None = None) -> np.ndarray:
+    """Return the RMS over the weights of each layer, or over those that are meant, shape (layers,); NaN without any."""
+    count = rows.count if is_meant is None else rows.count * is_meant
+    squares = np.where(count > 0, rows.rms * rows.rms * count, 0.0)
+    of_layers = len(layers.names)
+    return np.sqrt(np.bincount(layers.owner, squares, of_layers) / np.bincount(layers.owner, count, of_layers))
 
 
 def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
@@ -374,9 +282,9 @@ def _shares_of_experts(look: LookArrays) -> np.ndarray:
     shares = np.full(len(look.layers.names), np.nan)
     for name in look.look.readings.places.names("expert_tokens"):
         reading = look.look.of(name, "expert_tokens")
-        if reading is not None and reading.channels is not None and name in look.layers.names:
+        if reading is not None and reading.channels is not None and name in look.layers.places:
             tokens = reading.channels[:, _COUNT] * reading.channels[:, _MEAN]
-            shares[look.layers.names.index(name)] = tokens.max() / tokens.sum()
+            shares[look.layers.places[name]] = tokens.max() / tokens.sum()
     return shares
 
 

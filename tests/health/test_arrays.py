@@ -6,8 +6,8 @@ import numpy as np
 from health.looks import look, reading, row
 from health.runs import linear, noise, outputs, weights, without_weights
 
+from hookboard.health.arrays import LayerArrays, LookArrays
 from hookboard.health.robust import medians, percentiles
-from hookboard.health.run_table import LayerArrays, LookArrays
 
 LAYERS = [linear("a"), without_weights("relu"), linear("b", takes=4)]
 
