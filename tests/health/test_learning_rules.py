@@ -11,7 +11,7 @@ from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged,
 
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Loss
-from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
+from hookboard.health.losses import STEPS_BEFORE_STUCK, LossCurve
 from hookboard.health.rule import Finding
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
@@ -439,6 +439,6 @@ def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
     ],
 )
 def test_the_steps_in_which_a_loss_grew_to_its_largest(values, steps):
-    history = LossHistory()
+    history = LossCurve()
     history.extend([Loss(step, step, value) for step, value in enumerate(values)])
     assert growth_of(history).tolist() == [2.0] * steps

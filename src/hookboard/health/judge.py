@@ -191,13 +191,14 @@ class Judge:
         self.run.losses.extend(losses)
         said = {key[0] for key, case in self._open.items() if case.state == "alarm"}
         asked = [rule for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if rule.of == "end"]
+        last = self.run.losses.recent[-1].step if self.run.losses.recent else self.run.now.step
         for rule in asked if self.run.seen else ():
             if rule.name in self._names and rule.name not in said:
                 for finding in self._findings_of(rule):
                     key = rule.name, finding.module
                     self._open.pop(key, None)  # of the fit that this one continues
                     self._closed.pop(key, None)
-                    self.add(rule.name, finding, (self.run.losses.recent or [self.run.now])[-1].step)
+                    self.add(rule.name, finding, last)
         self._verdicts = None
         return self.verdicts
 

@@ -1,10 +1,10 @@
 """`LossCurve`: the loss of every step, in bounded memory, and whether it shows harm or learning."""
 
-import itertools
 import math
 import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,36 +30,6 @@ ENORMOUS_CHANCE_FACTOR = 1e6
 FIRST_LOSS_TOLERANCE_FACTOR = 1.02
 """A first loss that exceeds this many times chance level, plus the range of the model's outputs, is not a mean cross
 entropy (a choice)."""
-
-
-def is_another(chance: float, reach: float | None, first: float) -> bool:
-    """Return True if the first loss is NaN, or too large for a mean cross entropy: then it is another kind of loss.
-
-    The bound is the loss at `chance`, with a tolerance, plus the `reach` of the outputs at the first look (largest less
-    smallest). False if `reach` is None.
-
-    >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
-    (True, False)
-    """
-    return reach is not None and not first <= FIRST_LOSS_TOLERANCE_FACTOR * chance + reach
-
-
-def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
-    """Return True if a loss stays far above `chance`: it has hardly come down from `start`, or is enormous.
-
-    False if the first loss cannot be a mean cross entropy, but a sum or a square (see `is_another`): then `chance`
-    tells nothing about it. Its `start` is 0 if it does not matter how far it has come down.
-
-    >>> is_far_above(chance=2.3, reach=1000.0, first=400.0, start=400.0, low=300.0)
-    True
-    >>> is_far_above(chance=2.3, reach=1.0, first=400.0, start=400.0, low=300.0)
-    False
-    """
-    if is_another(chance, reach, first):
-        return False
-    return low > FAR_ABOVE_CHANCE_FACTOR * chance and (
-        low > FAR_ABOVE_CHANCE_SHARE_LEFT * start or low > ENORMOUS_CHANCE_FACTOR * chance
-    )
 
 
 FIRST_LOSSES = 32
@@ -120,125 +90,10 @@ def _start_of(first: Sequence[float]) -> float:
     return first[0] if usual > FIRST_STEP_LEAP * first[0] > 0 else usual
 
 
-_SAVED = "steps largest lowest best chance reach first_spread is_mixed start noise _noise _every _paired".split()  # noqa: SIM905
-"""The attributes of a `LossHistory` that a checkpoint has besides its losses."""
+_SAVED = "steps largest lowest best chance reach first_spread is_mixed _noise _every _paired".split()  # noqa: SIM905
+"""The attributes of a `LossCurve` that a checkpoint has besides its losses."""
 
 _numbers_of = operator.attrgetter("step", "batch_idx", "value", "backwards")
-
-
-class LossHistory:
-    """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
-
-    def __init__(self) -> None:
-        self.first: list[Loss] = []
-        self.recent: deque[Loss] = deque(maxlen=RECENT_LOSSES)
-        self.steps = 0
-        self.largest = -math.inf
-        """The largest finite loss."""
-        self.lowest = math.inf
-        """The smallest finite loss."""
-        self.best = math.inf
-        """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
-        self.chance: float | None = None
-        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown, and
-        of a loss that has been below 0: that is no mean cross entropy."""
-        self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
-        """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
-        self.first_spread = math.nan
-        """The value of `spreads` at the first look; NaN if there was none then."""
-        self.reach: float | None = None
-        """The largest output of the model at the first look less its smallest. None if unknown."""
-        self.first_nonfinite: Loss | None = None
-        """The first loss that was NaN or infinite; None if all were finite."""
-        self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one
-        measures no error, as that of a policy gradient: it begins at 0, or often changes its sign from the start."""
-        self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
-        """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
-        self.start = math.nan
-        """The median of the first few losses, or the first one if it has leapt (`_start_of`); NaN if there are none."""
-        self.noise = math.nan
-        """The standard deviation from step to step, the median over blocks; NaN if there were too few steps."""
-        self._paired = False
-        self._noise: list[float] = []
-        self._every = 1
-        self.is_resumed = False
-        """True if the training goes on from a checkpoint: the first look is then not that of the first losses."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has of the losses, as plain numbers."""
-        numbers = {name: getattr(self, name) for name in _SAVED}
-        numbers = {name: one.item() if isinstance(one, np.generic) else one for name, one in numbers.items()}
-        kept = {"first": self.first, "recent": self.recent}
-        return numbers | {name: [[*_numbers_of(loss)] for loss in losses] for name, losses in kept.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the losses of a checkpoint."""
-        first, recent = ([Loss(*numbers) for numbers in state[name]] for name in ("first", "recent"))
-        vars(self).update({name: state[name] for name in _SAVED})
-        self.first, self.recent, self.is_resumed = first, deque(recent, maxlen=RECENT_LOSSES), True
-
-    def extend(self, losses: Iterable[Loss]) -> None:
-        """Add the losses of further steps, in their order."""
-        losses = list(losses)
-        spike = first_spike(losses, self.last(SPIKE_HISTORY_STEPS))
-        if spike is not None:
-            self.spikes.append(spike)
-        for loss in losses:
-            self.is_mixed = self.is_mixed or loss.backwards > 1
-            self._note_pairs(loss)
-            if len(self.first) < FIRST_LOSSES:
-                self.first.append(loss)
-            self.recent.append(loss)
-            self.steps += 1
-            if math.isfinite(loss.value):
-                self.largest = max(self.largest, loss.value)
-                self.lowest = min(self.lowest, loss.value)
-                if loss.value < 0:
-                    self.chance = None
-            if self.first_nonfinite is None and not math.isfinite(loss.value):
-                self.first_nonfinite = loss
-            if self.steps % BLOCK_STEPS == 0:
-                self._close_block()
-        if self.first and self.steps - len(losses) < FIRST_LOSSES:
-            self.start = _start_of([loss.value for loss in self.first[:START_LOSSES]])
-            self.is_mixed = self.is_mixed or _measures_no_error(self.first)
-
-    def last(self, count: int) -> np.ndarray:
-        """Return the values of the last steps, at most `count`, float64."""
-        newest = [loss.value for loss in itertools.islice(reversed(self.recent), count)]
-        return np.array(newest[::-1], dtype=np.float64)
-
-    @property
-    def best_step(self) -> int:
-        """The optimizer step with which the block of `best` began; -1 if it is too long ago, or there is none."""
-        first = -(self.steps - len(self.recent)) % BLOCK_STEPS
-        for at in range(first, len(self.recent) - BLOCK_STEPS + 1, BLOCK_STEPS):
-            if median([self.recent[at + i].value for i in range(BLOCK_STEPS)]) == self.best:
-                return self.recent[at].step
-        return -1
-
-    def level(self, count: int = 16) -> float:
-        """Return the median of the last `count` losses; NaN if there are none, or one is NaN."""
-        return median(self.last(count))
-
-    def _note_pairs(self, loss: Loss) -> None:
-        """Set `is_mixed` if two losses in a row came from one batch, and this one comes from another batch."""
-        if self.recent:
-            is_same = self.recent[-1].batch_idx == loss.batch_idx
-            self.is_mixed = self.is_mixed or (self._paired and not is_same)
-            self._paired = is_same
-
-    def _close_block(self) -> None:
-        last = self.last(BLOCK_STEPS)
-        if not np.isfinite(last).all():
-            return
-        self.best = min(self.best, median(last))
-        if self.steps // BLOCK_STEPS % self._every == 0:
-            self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
-        if len(self._noise) > NOISE_BLOCKS:
-            self._noise, self._every = self._noise[::2], 2 * self._every
-        self.noise = median(self._noise)
 
 
 STEPS_BEFORE_JUDGING = 32
@@ -301,34 +156,148 @@ PRETRAINED_CHANCE_SHARE = 0.8
 """A classifier that starts below this share of chance was trained before."""
 
 
-class LossCurve(LossHistory):
-    """What the losses of a run show.
+class LossCurve:
+    """The losses of a run in bounded memory (the first, the latest, what is needed of those between); what they show.
 
     Apart from a loss that is not finite, nothing is concluded from the first `STEPS_BEFORE_JUDGING` steps, nor from a
-    run with several losses for one batch, such as a GAN: they go up and down against each other.
+    run with several losses for one batch, such as a GAN: they go up and down against each other. What is concluded is
+    worked out once after each `extend`, when somebody asks.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._harm = 0, ""
+        self.first: list[Loss] = []
+        self.recent: list[Loss] = []
+        """The latest losses, at most `RECENT_LOSSES`."""
+        self.steps = 0
+        self.largest = -math.inf
+        """The largest finite loss."""
+        self.lowest = math.inf
+        """The smallest finite loss."""
+        self.best = math.inf
+        """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
+        self.chance: float | None = None
+        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown, and
+        of a loss that has been below 0: that is no mean cross entropy."""
+        self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
+        """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
+        self.first_spread = math.nan
+        """The value of `spreads` at the first look; NaN if there was none then."""
+        self.reach: float | None = None
+        """The largest output of the model at the first look less its smallest. None if unknown."""
+        self.first_nonfinite: Loss | None = None
+        """The first loss that was NaN or infinite; None if all were finite."""
+        self.is_mixed = False
+        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one
+        measures no error, as that of a policy gradient: it begins at 0, or often changes its sign from the start."""
+        self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
+        """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
+        self._paired = False
+        self._noise: list[float] = []  # the standard deviation from step to step, of each block
+        self._every = 1
+        self.is_resumed = False
+        """True if the training goes on from a checkpoint: the first look is then not that of the first losses."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has of the losses, as plain numbers."""
+        losses = {"first": self.first, "recent": self.recent}
+        kept = {name: [[*_numbers_of(loss)] for loss in each] for name, each in losses.items()}
+        return kept | {name: getattr(self, name) for name in _SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the losses of a checkpoint."""
+        self.first, self.recent = ([Loss(*numbers) for numbers in state[name]] for name in ("first", "recent"))
+        vars(self).update({name: state[name] for name in _SAVED})
+        self.is_resumed = True
+
+    def extend(self, losses: Iterable[Loss]) -> None:
+        """Add the losses of further steps, in their order."""
+        losses = list(losses)
+        spike = first_spike(losses, self.last(SPIKE_HISTORY_STEPS))
+        if spike is not None:
+            self.spikes.append(spike)
+        is_early = self.steps < FIRST_LOSSES
+        for loss in losses:
+            self._add(loss)
+        if is_early and self.first:
+            self.is_mixed = self.is_mixed or _measures_no_error(self.first)
+        for name in CONCLUSIONS:
+            vars(self).pop(name, None)
+
+    def _add(self, loss: Loss) -> None:
+        if self.recent:  # two losses in a row came from one batch, and this one comes from another batch
+            is_same = self.recent[-1].batch_idx == loss.batch_idx
+            self.is_mixed = self.is_mixed or (self._paired and not is_same)
+            self._paired = is_same
+        self.is_mixed = self.is_mixed or loss.backwards > 1
+        if len(self.first) < FIRST_LOSSES:
+            self.first.append(loss)
+        self.recent.append(loss)
+        del self.recent[:-RECENT_LOSSES]
+        self.steps += 1
+        if math.isfinite(loss.value):
+            self.largest = max(self.largest, loss.value)
+            self.lowest = min(self.lowest, loss.value)
+            if loss.value < 0:
+                self.chance = None
+        elif self.first_nonfinite is None:
+            self.first_nonfinite = loss
+        if self.steps % BLOCK_STEPS == 0:
+            self._close_block()
+
+    def last(self, count: int) -> np.ndarray:
+        """Return the values of the last steps, at most `count`, float64."""
+        return np.array([loss.value for loss in self.recent[-count:]], dtype=np.float64)
 
     @property
+    def best_step(self) -> int:
+        """The optimizer step with which the block of `best` began; -1 if it is too long ago, or there is none."""
+        first = -(self.steps - len(self.recent)) % BLOCK_STEPS
+        for at in range(first, len(self.recent) - BLOCK_STEPS + 1, BLOCK_STEPS):
+            if median([self.recent[at + i].value for i in range(BLOCK_STEPS)]) == self.best:
+                return self.recent[at].step
+        return -1
+
+    def level(self, count: int = 16) -> float:
+        """Return the median of the last `count` losses; NaN if there are none, or one is NaN."""
+        return median(self.last(count))
+
+    def _close_block(self) -> None:
+        last = self.last(BLOCK_STEPS)
+        if not np.isfinite(last).all():
+            return
+        self.best = min(self.best, median(last))
+        if self.steps // BLOCK_STEPS % self._every == 0:
+            self._noise.append(float(np.std(np.diff(last)) / math.sqrt(2)))
+        if len(self._noise) > NOISE_BLOCKS:
+            self._noise, self._every = self._noise[::2], 2 * self._every
+
+    @cached_property
+    def start(self) -> float:
+        """The median of the first few losses, or the first one if it has leapt (`_start_of`); NaN if there are none."""
+        return _start_of([loss.value for loss in self.first[:START_LOSSES]]) if self.first else math.nan
+
+    @cached_property
+    def noise(self) -> float:
+        """The standard deviation from step to step, the median over blocks; NaN if there were too few steps."""
+        return median(self._noise)
+
+    @cached_property
     def is_known(self) -> bool:
         """True if there were at least `STEPS_BEFORE_JUDGING` steps, and their losses are one curve, see `is_mixed`."""
         return self.steps >= STEPS_BEFORE_JUDGING and not self.is_mixed
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
         """True if the last loss is finite, or there is none."""
         return not self.recent or math.isfinite(self.recent[-1].value)
 
-    @property
+    @cached_property
     def is_falling(self) -> bool:
         """True if the loss still falls: of the last half of the run, the last quarter is clearly below the first."""
         fall, noise = self._fall()
         return fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * noise)
 
-    @property
+    @cached_property
     def has_come_to_rest(self) -> bool:
         """True if the loss clearly no longer falls: even with its noise added, the fall is too small to count."""
         fall, noise = self._fall()
@@ -344,14 +313,14 @@ class LossCurve(LossHistory):
             return math.nan, math.nan
         return median(last[:quarter]) - median(last[-quarter:]), self.noise / math.sqrt(quarter)
 
-    @property
+    @cached_property
     def is_learning(self) -> bool:
         """True if the loss is clearly below its start and neither `has_risen` nor `has_forgotten`; False if unknown."""
         if not self.is_known or not self.is_finite or self.has_risen or self.has_forgotten:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
-    @property
+    @cached_property
     def is_well(self) -> bool:
         """True if the loss falls, shows no harm, and is below the very first one, that of the model as it was given."""
         return self.is_learning and not self.is_harmed and self.level() < self.first[0].value
@@ -361,7 +330,7 @@ class LossCurve(LossHistory):
         fall, _ = self._fall()  # from the middle of one eighth of the steps to that of another
         return self.is_falling and self.level() - goal <= fall * 8 / 3
 
-    @property
+    @cached_property
     def has_risen(self) -> bool:
         """True if for `HARM_STEPS` steps `RISE_SHARE_OF_GAIN` of the fall from start to best has clearly been lost."""
         if not self.is_known or not math.isfinite(self.best):
@@ -369,7 +338,7 @@ class LossCurve(LossHistory):
         gained = self.start - self.best
         return self._low > self.best + max(RISE_SHARE_OF_GAIN * gained, RISE_NOISE_DEVIATIONS * self.noise)
 
-    @property
+    @cached_property
     def has_forgotten(self) -> bool:
         """True if the first loss was well below chance and `RISE_SHARE_OF_GAIN` of that is lost for `HARM_STEPS` steps.
 
@@ -381,7 +350,7 @@ class LossCurve(LossHistory):
         lost = max(RISE_SHARE_OF_GAIN * (self.chance - first), CLEAR_NOISE_DEVIATIONS * self.noise)
         return self._low > first + lost
 
-    @property
+    @cached_property
     def has_diverged(self) -> bool:
         """True if the loss was well above its start for the last `HARM_STEPS` steps, or has no lower bound."""
         if not self.is_known:
@@ -393,20 +362,21 @@ class LossCurve(LossHistory):
         noise = min(CLEAR_NOISE_DEVIATIONS * self.noise, FIRST_STEP_LEAP * abs(start))
         return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), noise)
 
-    @property
+    @cached_property
     def is_at_zero(self) -> bool:
         """True if hardly anything of the first losses is left, so that there is nothing more to learn."""
         return self.is_known and 0 <= self.level() < AT_ZERO_SHARE * self.start
 
-    @property
+    @cached_property
     def is_far_above_chance(self) -> bool:
         """True if the last `HARM_STEPS` losses were far above chance (and in the first 128 steps hardly came down)."""
-        if not self.is_known or self.chance is None or self.reach is None:
+        if not self.is_known or self.chance is None or self.reach is None or not self.is_of_classifier:
             return False
-        start = 0.0 if self.steps >= STEPS_BEFORE_WORSE_THAN_CHANCE else self.start
-        return is_far_above(self.chance, self.reach, self.first[0].value, start, self._low)
+        left = 0.0 if self.steps >= STEPS_BEFORE_WORSE_THAN_CHANCE else FAR_ABOVE_CHANCE_SHARE_LEFT * self.start
+        is_far = self._low > FAR_ABOVE_CHANCE_FACTOR * self.chance
+        return is_far and (self._low > left or self._low > ENORMOUS_CHANCE_FACTOR * self.chance)
 
-    @property
+    @cached_property
     def is_boundless(self) -> bool:
         """True if the loss fell far below 0 and has hardly slowed down: it seems to have no lower bound.
 
@@ -423,7 +393,7 @@ class LossCurve(LossHistory):
         )
         return middle - end >= BOUNDLESS_PACE_SHARE * (begin - middle)
 
-    @property
+    @cached_property
     def is_stuck(self) -> bool:
         """True if the loss is still where it started, or at chance, and does not fall.
 
@@ -434,7 +404,7 @@ class LossCurve(LossHistory):
         was_resumed = bool(self.first) and self.first[0].step > 0
         if was_resumed or not self.is_known or self.steps < STEPS_BEFORE_STUCK or not self.is_finite or self.is_falling:
             return False
-        if self.chance is None or is_another(self.chance, self.reach, self.first[0].value):
+        if self.chance is None or not self.is_of_classifier:
             if self.noise > UNCLEAR_NOISE_SHARE * abs(self.start):
                 return False
             return bool(self.start - self.level() <= max(STUCK_SHARE * abs(self.start), self.noise))
@@ -449,16 +419,21 @@ class LossCurve(LossHistory):
         )
         return is_alike or self._clear_level(STUCK_SHARE * self.chance) >= (1 - STUCK_SHARE) * self.chance
 
-    @property
+    @cached_property
     def is_only_stuck(self) -> bool:
         """True if the loss is stuck and shows no other harm."""
         others = self.is_far_above_chance or self.has_diverged or self.has_risen or self.has_forgotten
         return self.is_finite and self.is_stuck and not others
 
-    @property
+    @cached_property
     def is_of_classifier(self) -> bool:
-        """True if the loss seems to be the mean cross entropy of a classifier, so that chance tells something."""
-        return self.chance is not None and not is_another(self.chance, self.reach, self.first[0].value)
+        """True if the loss seems to be the mean cross entropy of a classifier, so that `chance` tells something.
+
+        It is not if the first one is NaN, or larger than at chance, with a tolerance, plus the `reach` of the outputs.
+        """
+        if self.chance is None or self.reach is None:
+            return self.chance is not None
+        return self.first[0].value <= FIRST_LOSS_TOLERANCE_FACTOR * self.chance + self.reach
 
     def after(self, step: int) -> np.ndarray:
         """Return the values of the kept losses of all steps after this one, shape (n,), float64."""
@@ -477,7 +452,7 @@ class LossCurve(LossHistory):
         levels = map(median, after[: len(after) // BLOCK_STEPS * BLOCK_STEPS].reshape(-1, BLOCK_STEPS))
         return well < self.best + limit and not any(level <= well + limit / 2 for level in levels)
 
-    @property
+    @cached_property
     def has_recovered(self) -> bool:
         """True if the loss shows no harm and lies clearly below its start; a classifier's must lie below chance too.
 
@@ -493,19 +468,14 @@ class LossCurve(LossHistory):
         is_below = not self.is_of_classifier or level < (1 - RECOVERED_SHARE) * (self.chance or 0.0)
         return is_below and self.start - level > max(RECOVERED_SHARE * abs(self.start), 2 * self.noise)
 
-    @property
+    @cached_property
     def is_harmed(self) -> bool:
         """True if the loss shows harm: not finite, stuck, far above chance, or it has risen, forgotten or diverged."""
         return bool(self.harm)
 
-    @property
+    @cached_property
     def harm(self) -> str:
         """The harm that the loss shows, as a clause for the evidence of a verdict; "" if none."""
-        if self._harm[0] != self.steps:
-            self._harm = self.steps, self._look_for_harm()
-        return self._harm[1]
-
-    def _look_for_harm(self) -> str:
         if not self.is_finite:
             return f"the loss is {self.recent[-1].value}"
         if not self.is_known:
@@ -525,7 +495,7 @@ class LossCurve(LossHistory):
             return f"the loss was {self.first[0].value:.3g} at the first step and {where} at {self.level():.3g}"
         return ""
 
-    @property
+    @cached_property
     def has_come_down(self) -> bool:
         """True if the loss lies clearly below its start, even if it is stuck there."""
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise)
@@ -539,10 +509,14 @@ class LossCurve(LossHistory):
         )
         return self.level(count) if count <= max(16, min(self.steps // 2, RECENT_LOSSES)) else math.nan
 
-    @property
+    @cached_property
     def _low(self) -> float:
         """The lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`; NaN if one of these is NaN."""
         last = self.last(HARM_STEPS)
         blocks = last[len(last) % BLOCK_STEPS :].reshape(-1, BLOCK_STEPS)
         levels = [median(block) for block in blocks]
         return math.nan if any(map(math.isnan, levels)) else min(levels)
+
+
+CONCLUSIONS = [name for name, one in vars(LossCurve).items() if isinstance(one, cached_property)]
+"""What a `LossCurve` works out anew once there are more losses."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookboard.health.look import Look, every_unit
-from hookboard.health.losses import LossHistory
+from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Severity
 from hookboard.health.run import Run
@@ -141,7 +141,7 @@ KEPT_RATE_SHARE = 0.8
 """A learning rate is kept if its smallest value in a run is at least this share of its largest (a choice)."""
 
 
-def growth_of(losses: LossHistory) -> np.ndarray:
+def growth_of(losses: LossCurve) -> np.ndarray:
     """Return by what the loss was multiplied in each of the last steps before it was not finite, or so far.
 
     Empty unless it rose in each of at least GROWING_STEPS steps in a row, to its largest value in the run. Noise rises
