@@ -9,10 +9,11 @@ from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
 from hookboard.base.messages import HookboardWarning
+from hookboard.health.case import Case
 from hookboard.health.causes import explained
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Stepped
-from hookboard.health.rule import Finding, Rule, Verdict
+from hookboard.health.rule import Finding, Rule
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 
@@ -496,15 +497,19 @@ def test_a_layer_that_is_unfrozen_keeps_the_silence_of_its_units():
     assert (run.silence.layers, run.silence.looks.tolist()) == ({"fc": (4, 4)}, [1] * 4)
 
 
+def case(rule: str, module: str, since: int) -> Case:
+    return Case(rule, module, since, since, Finding(module, "odd", "look", "alarm"), state="alarm", severity="alarm")
+
+
 def test_verdicts_do_not_explain_each_other_in_a_circle():
     """`dead_units` follows from `activation_scale` or `update_too_large`, and both of these from `dead_units`."""
     found = {"activation_scale": 20, "dead_units": 20, "update_too_large": 0}
-    verdicts = [Verdict("alarm", rule, f"fc{i}", since, None, "", "") for i, (rule, since) in enumerate(found.items())]
+    cases = [case(rule, f"fc{i}", since) for i, (rule, since) in enumerate(found.items())]
     run = Run(looks.layers(*(linear(f"fc{i}") for i in range(3))), WINDOW)
     run.see(looks.look(0, []))
-    for given in itertools.permutations(verdicts):
+    for given in itertools.permutations(cases):
         causes = explained(given, run)
-        assert set(verdicts) - causes.keys()
+        assert set(cases) - causes.keys()
         assert not causes.keys() & set(causes.values())
 
 

@@ -4,14 +4,14 @@ What explains most comes first: faults of the data or of a step cause findings i
 findings in all layers it feeds, and a loss that does not fall is the last thing to report.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from hookboard.health.rule import Verdict
+from hookboard.health.case import Case
 from hookboard.health.rules.shared import are_targets_unscaled
 from hookboard.health.run import Run
 
@@ -41,13 +41,9 @@ class Cause:
     only_if: Callable[[Run], bool] = lambda run: True
 
 
-def _is_adaptive(run: Run) -> bool:
-    """Return True if any optimizer seen at the kept looks is adaptive, such as Adam, see `Stepped.is_adaptive`."""
-    return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
-
-
 def _is_plain(run: Run) -> bool:
-    return not _is_adaptive(run)
+    """Return True if no optimizer seen at the kept looks is adaptive, such as Adam, see `Stepped.is_adaptive`."""
+    return not any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
 def _falls_below_0(run: Run) -> bool:
@@ -136,33 +132,28 @@ OF_THE_WHOLE = frozenset({"not_learning", "overfitting"})
 """Rules that say that a training fails as a whole. Their notes come before other notes."""
 
 
-def explained(
-    verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
-) -> dict[Verdict, Verdict]:
-    """Map each verdict that follows from another one to the verdict that explains it; the others have no entry.
+def explained(cases: Sequence[Case], run: Run) -> dict[Case, Case]:
+    """Map each case that follows from another one to the case that explains it; the others have no entry.
 
     What follows from an effect that is already explained is mapped to the cause of that effect. An alarm is explained
-    by an alarm only. A note explains only notes on the same layer. A verdict is in `hard` if its case is
-    (`Case.is_hard`), and in `roots` if it must not be explained (`Finding.is_root`).
+    by an alarm only. A note explains only notes on the same layer. A root (`Finding.is_root`) follows from nothing.
     """
-    found: dict[Verdict, Verdict] = {}
-    if not (verdicts and run.looks):
+    found: dict[Case, Case] = {}
+    if not run.looks:
         return found
-    by_rule: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_rule.setdefault(verdict.rule, []).append(verdict)
+    by_rule: dict[str, list[Case]] = {}
+    for case in cases:
+        by_rule.setdefault(case.rule, []).append(case)
     for cause in CAUSES:
         if cause.rule not in by_rule or not cause.only_if(run):
             continue
-        ones = [one for one in by_rule[cause.rule] if not cause.is_hard or one in hard]
-        for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-            if other in found or other in roots:
+        ones = [one for one in by_rule[cause.rule] if not cause.is_hard or one.is_hard]
+        for other in (case for effect in cause.effects for case in by_rule.get(effect, ())):
+            if other in found or other.finding.is_root:
                 continue
             # Of two faults each has its own effects: the nearest one is the cause.
-            for one in sorted(
-                (one for one in ones if _follows(run, cause, one, other, one in roots)),
-                key=partial(_distance, run, other),
-            ):
+            near = [one for one in ones if _follows(run, cause, one, other)]
+            for one in sorted(near, key=partial(_distance, run, other)):
                 root = _root_of(one, found)  # what follows from an effect follows from its cause
                 if other != root:
                     found[other] = root
@@ -170,8 +161,8 @@ def explained(
     return {effect: _root_of(effect, found) for effect in found}
 
 
-def _distance(run: Run, effect: Verdict, cause: Verdict) -> tuple[int, bool]:
-    """Return how many layers lie between two verdicts, and whether it is the less likely side; 0 for a whole model.
+def _distance(run: Run, effect: Case, cause: Case) -> tuple[int, bool]:
+    """Return how many layers lie between two cases, and whether it is the less likely side; 0 for a whole model.
 
     What a layer gives depends on those before it, and its gradient on those after it.
     """
@@ -181,19 +172,16 @@ def _distance(run: Run, effect: Verdict, cause: Verdict) -> tuple[int, bool]:
     return abs(behind), (behind > 0) is (effect.rule in _FORWARD)
 
 
-def _root_of(verdict: Verdict, found: Mapping[Verdict, Verdict]) -> Verdict:
-    while verdict in found:
-        verdict = found[verdict]
-    return verdict
+def _root_of(case: Case, found: Mapping[Case, Case]) -> Case:
+    while case in found:
+        case = found[case]
+    return case
 
 
-def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict, is_root: bool) -> bool:
+def _follows(run: Run, cause: Cause, one: Case, other: Case) -> bool:
     # Of a note nobody knows that it harms; what it says of a layer explains another note on that very layer at most.
-    if (
-        one.severity == "note"
-        and not is_root
-        and (other.severity == "alarm" or not one.module or one.module != other.module)
-    ):
+    is_on_that_layer = other.severity == "note" and one.module and one.module == other.module
+    if one.severity == "note" and not (one.finding.is_root or is_on_that_layer):
         return False
     if one.rule == "update_too_large" and not _has_moved_far(run, other.module):
         return False
@@ -210,31 +198,22 @@ FAR_SHARE = 0.1
 """Share of the weights from which a step is large (DeepDiagnosis, TheDeepChecker)."""
 
 
-def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
-    if not one.module or not other.module:
-        return True
-    if where == "anywhere":
+def _is_there(run: Run, one: Case, other: Case, where: Where) -> bool:
+    if where == "anywhere" or not one.module or not other.module:
         return True
     at, place = run.place(one.module), run.place(other.module)
     return place == at if where == "same" else place <= at
 
 
-def _is_then(run: Run, one: Verdict, other: Verdict, when: When) -> bool:
-    start = _start(run)
-    if when in ("earlier", "not later"):
-        return one.since < other.since or (when == "not later" and one.since == other.since)
+def _is_then(run: Run, one: Case, other: Case, when: When) -> bool:
+    if when == "earlier":
+        return one.since < other.since
+    if when == "not later":
+        return one.since <= other.since
+    start = 0 if run.first is None else run.first.step
     if when == "at the start" and one.since > start:
         return False
     if when == "by steps" and other.since <= start:
         return False
-    return one.since <= other.since + _slack(run)
-
-
-def _start(run: Run) -> int:
-    return 0 if run.first is None else run.first.step
-
-
-def _slack(run: Run) -> int:
-    """Return the number of optimizer steps that the latest window of looks spans; 0 before the second look."""
-    steps = run.recent_steps[-run.window - 1 :]
-    return steps[-1] - steps[0] if steps else 0
+    steps = run.recent_steps[-run.window - 1 :]  # at most a window of looks later
+    return one.since <= other.since + steps[-1] - steps[0]
