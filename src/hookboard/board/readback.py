@@ -15,7 +15,7 @@ from hookboard.board.source import cells_of, columns_for
 if TYPE_CHECKING:
     import pandas
 
-    from hookboard.health.cell import Verdicts
+    from hookboard.health.rule import Verdicts
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,8 +61,7 @@ class ReadRun:
     @cached_property
     def verdicts(self) -> "Verdicts":
         """The verdicts, worst first."""
-        from hookboard.health.cell import Verdicts  # it imports torch
-        from hookboard.health.rule import Verdict
+        from hookboard.health.rule import Verdict, Verdicts  # it imports torch
 
         return Verdicts(Verdict(**record) for record in self.records)
 

@@ -19,12 +19,12 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
-from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, Stepped, every_unit, needs_histogram
+from hookboard.health.page import cell
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
-from hookboard.health.rule import Finding, Rule, Verdict, check_stop_on, rules_of
+from hookboard.health.rule import Finding, Rule, Verdict, Verdicts, check_stop_on, rules_of
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS

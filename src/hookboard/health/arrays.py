@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -144,11 +143,6 @@ class LookArrays:
     def weights(self) -> "Units":
         """The statistics of each unit (first dimension) of all weights."""
         return Units(self.look.readings, self._rows_in_look[self.layers.parts["parameter_before"]])
-
-    def channels(self, layer: int) -> np.ndarray | None:
-        """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels."""
-        row = self._rows_in_look[layer]
-        return None if row < 0 else self.look.readings.channels[row]
 
     @functools.cached_property
     def began_at_zero(self) -> np.ndarray:
@@ -300,7 +294,7 @@ USUAL_SILENCE_QUANTILE = 0.75
 
 
 class Silence:
-    """Counts for each unit of the layers whose units can be silent how long no sample has activated it.
+    """Counts for each unit of all layers how long no sample has activated it, where its layer can be silent.
 
     All arrays but `counts` and `starts` have the shape (units of all layers,), layer after layer: `since`, the
     optimizer step of the first look of the current silence, without meaning for an active unit; `looks` and `samples`,
@@ -314,66 +308,53 @@ class Silence:
 
     def __init__(self, layers: Mapping[str, tuple[int, int]], units: np.ndarray | None = None) -> None:
         self.layers = dict(layers)
-        self.units = np.zeros((4, sum(count for _, count in layers.values()))) if units is None else units
-        self._find_parts()
-
-    def _find_parts(self) -> None:
-        """Name the rows of `units`, and find the layers in them."""
-        self.since, self.looks, self.samples, self.ended = map(np.asarray, self.units)
         self.counts = np.array([count for _, count in self.layers.values()], dtype=np.intp)
         ends = np.cumsum(self.counts)
         self.starts = ends - self.counts
         self.parts = dict(zip(self.layers, map(slice, self.starts.tolist(), ends.tolist()), strict=True))
         """Layer name -> where its units are."""
-        self._seen: list[tuple[Any, ...]] = []  # the layers of the latest look
-        self._units = np.zeros(0, dtype=np.intp)  # the place of that look's rows in these arrays; -1 for none
-        self._rows = np.full(len(self.looks), -1)  # and back
+        self.units = np.zeros((4, self.counts.sum())) if units is None else units
+        self.since, self.looks, self.samples, self.ended = map(np.asarray, self.units)
+        self._seen: list[tuple[str, int, int]] = []  # the layers of the latest look
+        self._places = np.zeros(0, dtype=np.intp)  # where the units of that look are in these arrays
 
     def among(self, names: Collection[str]) -> "Silence":
         """Return the counts of these layers alone, as far as they are known."""
         units = np.repeat([name in names for name in self.layers], self.counts).astype(bool)
         return Silence({name: both for name, both in self.layers.items() if name in names}, self.units[:, units])
 
-    def see(self, look: LookArrays) -> None:
-        """Update the counts with one look; those of units without values, or of layers with NaN or Inf, stay."""
+    def with_layers_of(self, look: LookArrays) -> "Silence":
+        """Return the counts with the layers of a look; those that are new, or have another width, begin anew."""
+        units, names = look.outputs, look.layers.names
+        facts = units.places.tolist(), units.widths.tolist(), units.counts.tolist()
+        seen = [(names[place], width, count) for place, width, count in zip(*facts, strict=True)]
+        if seen == self._seen:
+            return self
+        new = {name: (width, count) for name, width, count in seen if self.layers.get(name) != (width, count)}
+        old = self.among(self.layers.keys() - new.keys())
+        found = Silence(old.layers | new, np.hstack([old.units, Silence(new).units]))
+        places = np.arange(len(found.looks))
+        found._seen, found._places = seen, np.concatenate([places[:0], *(places[found.parts[one[0]]] for one in seen)])
+        return found
+
+    def count(self, look: LookArrays) -> None:
+        """Update the counts with one more look; those of units without values, or of layers with NaN or Inf, stay."""
         layers, units = look.layers, look.outputs
         is_finite = look.rows["output"].nonfinite[units.places] == 0
-        is_exact, is_negative = (
-            is_finite & layers.of_kind(kinds)[units.places] for kinds in (SILENT_AT_ZERO_KINDS, SILENT_BELOW_ZERO_KINDS)
+        may_be_0, may_be_below = (
+            np.repeat(is_finite & layers.of_kind(kinds)[units.places], units.counts)
+            for kinds in (SILENT_AT_ZERO_KINDS, SILENT_BELOW_ZERO_KINDS)
         )
-        self._find(look, is_exact | is_negative)
-        may_be_0, may_be_below = (np.repeat(each, units.counts) for each in (is_exact, is_negative))
         is_below = (units.columns["max"] <= 0) & units.has_values & ~units.is_zero
         is_silent = (units.is_zero & may_be_0) | (is_below & may_be_below)
-        before = np.flatnonzero((self.looks > 0) & (self._rows >= 0))
-        rows = self._rows[before]
-        back = before[~is_silent[rows] & units.has_values[rows]]
+        active = self._places[units.has_values & ~is_silent & (may_be_0 | may_be_below)]
+        back = active[self.looks[active] > 0]
         self.ended[back] = np.maximum(self.ended[back], self.looks[back])
         self.looks[back] = self.samples[back] = 0
-        rows = np.flatnonzero(is_silent)
-        now = self._units[rows]
+        now = self._places[is_silent]
         self.since[now[self.looks[now] == 0]] = look.look.step
         self.looks[now] += 1
-        self.samples[now] += units.columns["count"][rows]
-
-    def _find(self, look: LookArrays, is_known: np.ndarray) -> None:
-        """Find the units of a look in these arrays; layers that are new, or have another width, begin anew."""
-        units, names = look.outputs, look.layers.names
-        facts = (each.tolist() for each in (units.places, units.widths, units.counts, is_known))
-        seen = [(names[place], *others) for place, *others in zip(*facts, strict=True)]
-        if seen == self._seen:
-            return
-        known = {name: (width, count) for name, width, count, is_known in seen if is_known}
-        new = {name: both for name, both in known.items() if self.layers.get(name) != both}
-        if new:
-            old = self.among(self.layers.keys() - new.keys())
-            self.layers, self.units = old.layers | new, np.hstack([old.units, Silence(new).units])
-            self._find_parts()
-        places = np.arange(len(self.looks))
-        each = [places[self.parts[name]] if name in known else np.full(count, -1) for name, _, count, _ in seen]
-        self._seen, self._units = seen, np.concatenate([places[:0], *each])
-        self._rows = np.full(len(places), -1)
-        self._rows[self._units[self._units >= 0]] = np.flatnonzero(self._units >= 0)
+        self.samples[now] += units.columns["count"][is_silent]
 
     def lasting(self, looks: int) -> np.ndarray:
         """Return which units have been silent for at least this many looks, shape (units,), bool.

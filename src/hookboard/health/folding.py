@@ -1,7 +1,7 @@
 """`cards_of`: which verdicts are shown as one: alike ones in several layers, with the verdicts that follow."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.health.rule import Verdict
@@ -28,17 +28,21 @@ def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     """Return the cards of some verdicts, in the order of their first ones; each verdict is on one card.
 
     Verdicts that are alike (`_alike`) share a card if they are of FOLDED_LAYERS_MIN layers or more. A verdict that
-    follows from another one is on the card of the verdict that it follows from in the end.
+    follows from another one is on the card of that one, which follows from nothing.
 
     >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
     >>> effect = Verdict("note", "late", "head", 0, None, "It is late.", "Wait.", follows_from=("odd", "net.2"))
     >>> cards_of([*several, effect])
     [Card(alike=(0, 1, 2, 3), effects=((4,),))]
     """
-    roots = _roots(verdicts)
-    following: dict[int, list[int]] = {root: [] for root in roots}
-    for place, root in enumerate(roots):
-        if place != root:
+    places: dict[tuple[str, str] | None, int] = {}
+    for place, verdict in enumerate(verdicts):
+        places.setdefault((verdict.rule, verdict.module), place)
+    following: dict[int, list[int]] = {}
+    for place, verdict in enumerate(verdicts):
+        root = places.get(verdict.follows_from, place)
+        following.setdefault(root, [])
+        if root != place:
             following[root].append(place)
     groups: dict[object, list[int]] = {}
     for root in following:
@@ -63,25 +67,6 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
     """
     among = list(layers)
     return [_told(card, verdicts, among) for card in cards_of(verdicts)]
-
-
-def _roots(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return for each verdict the index of the one it follows from in the end (of a cycle the smallest), or its own."""
-    places: dict[tuple[str, str], int] = {}
-    for place, verdict in enumerate(verdicts):
-        places.setdefault((verdict.rule, verdict.module), place)
-    return [_root(place, verdicts, places) for place in range(len(verdicts))]
-
-
-def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, str], int]) -> int:
-    seen = {place}
-    while (cause := verdicts[place].follows_from) in places:
-        assert cause is not None
-        place = places[cause]
-        if place in seen:  # none of them is the first
-            return min(seen)
-        seen.add(place)
-    return place
 
 
 def _alike(verdict: Verdict, place: int) -> object:

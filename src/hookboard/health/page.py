@@ -1,5 +1,7 @@
-"""`Page`: what is written about a run: a table, four heat maps, 17 scalars, and records for the tab."""
+"""What is shown of a run. `Page`: a table, four heat maps, 17 scalars, records for the tab. `cell`: in a notebook."""
 
+import base64
+import html
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,13 @@ RECORD_GROWTH_FACTOR = 1.2
 """Records are written again when the number of looks has grown by this factor: somebody may follow the run in the tab,
 and they cost less than pictures."""
 
+PROMPT_RECORDS_MAX = 32
+"""Maximum number of records written at once because of a new verdict; later ones wait for the next record that is due.
+"""
+
+VerdictKey = tuple[str, str, str, bool]
+"""What `key_of` returns."""
+
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
 
 
@@ -48,49 +57,71 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 class Page:
     """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
 
-    Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
-    factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts, pictures and
-    record are written at most once per window of looks.
+    Scalars are written at every look. Table, pictures and the record for the tab are written when the number of looks
+    has grown by a factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts,
+    pictures and record are written at most once per window of looks; and since these may change at every look of a
+    large model, and each record holds the whole run, at most 32 records.
     """
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
         self.every_n_steps = every_n_steps
-        self._look_at = look_at
-        self._drawn_at = 0
-        self._told_at = 0
-        self._told: object = None
-        self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR, look_at)
+        self._look_at = look_at or {}
+        # After how many looks each was written last, and of which verdicts.
+        self._told_at = self._drawn_at = self._recorded_at = 0
+        self._told: list[VerdictKey] | None = None
+        self._recorded: set[VerdictKey] = set()
+        self._news = 0  # how many records were written because of a verdict
+        self._is_recording = True
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
         """Return the entry to write after a look: scalars, and whatever else is due. Call it once per look."""
-        is_new = _keys(verdicts) != self._told
+        entry, keys = Entry(run.now.step, scalars=scalars(run, verdicts)), list(map(key_of, verdicts))
+        is_new = keys != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
-        entry = Entry(run.now.step, scalars=scalars(run, verdicts))
         if is_new or is_due:
             self._tell(entry, run, verdicts)
         # Many layers may fall ill one after the other; not each of them is worth pictures.
         if is_due or (is_new and verdicts and run.seen > self._drawn_at + run.window):
             self._draw(entry, run, verdicts)
-        entry.records.update(self._record.after_look(run, verdicts))
+        is_news = run.seen > self._recorded_at + run.window and not self._recorded.issuperset(keys)
+        is_news = is_news and self._news < PROMPT_RECORDS_MAX
+        self._news += is_news
+        if is_news or run.seen >= max(self._recorded_at + 1, RECORD_GROWTH_FACTOR * self._recorded_at):
+            self._record(entry, run, verdicts)
         return entry
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return the entry to write at the end of the fit: table, pictures and record, unless they are up to date."""
+        """Return the entry to write at the end of the fit: the record; table and pictures unless up to date."""
         entry = Entry(run.now.step)
-        if self._told_at < run.seen or _keys(verdicts) != self._told:
+        if self._told_at < run.seen or list(map(key_of, verdicts)) != self._told:
             self._tell(entry, run, verdicts)
         if self._drawn_at < run.seen:
             self._draw(entry, run, verdicts)
-        entry.records.update(self._record.last(run, verdicts))
+        self._record(entry, run, verdicts, is_over=True)
         return entry
 
     def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
-        self._told, self._told_at = _keys(verdicts), run.seen
+        self._told, self._told_at = list(map(key_of, verdicts)), run.seen
         entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps, self._look_at)
 
     def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
         self._drawn_at = run.seen
         entry.pictures.update(pictures(run, verdicts))
+
+    def _record(self, entry: Entry, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> None:
+        self._recorded_at = run.seen
+        self._recorded.update(map(key_of, verdicts))
+        if not self._is_recording:
+            return
+        try:
+            shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
+            record = _record_of(run, verdicts, self.every_n_steps or 1, shows, is_over)
+            # The record of a resumed fit does not replace the one of the steps before.
+            first = run.first.step if run.first else 0
+            entry.records[f"{HEALTH}/{first}" if first else HEALTH] = record.strings()
+        except Exception as error:  # only the tab lacks it; the page is still written
+            self._is_recording = False
+            warn_switched_off("the health record for the TensorBoard tab", error)
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
@@ -186,10 +217,6 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
         at = name if following is None or is_dead else run.layers[following].name
         moved[at] = "alarm" if "alarm" in (mark, moved.get(at)) else mark
     return moved
-
-
-def _keys(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, bool]]:
-    return [key_of(verdict) for verdict in verdicts]
 
 
 TABLE_ROWS_MAX = 50
@@ -299,57 +326,6 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
     return f" The {which} layer in each chart at the last measurement: {'; '.join(parts)}." if parts else ""
 
 
-PROMPT_RECORDS_MAX = 32
-"""Maximum number of records written at once because of a new verdict; later ones wait for the next record that is due.
-"""
-
-
-class RunRecord:
-    """Makes the record of a run for the hookboard tab, after those looks at which it is due. Its methods do not raise.
-
-    Each record holds the whole run, and is large. It is due at the first look, when the number of looks has grown by
-    the factor `growth`, when a verdict begins or ends for the first time, and at the end. Because verdicts may change
-    at every look of a large model, at most 32 records are written for that reason.
-    """
-
-    def __init__(self, every_n_steps: int | None, growth: float, look_at: Mapping[str, str] | None = None) -> None:
-        self._every_n_steps = every_n_steps
-        self._look_at = look_at or {}
-        self._growth = growth
-        self._at = 0
-        self._told: set[tuple[str, str, str, bool]] = set()
-        self._news = 0
-        self._is_off = False
-
-    def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """Return the record by its tag if it is to be written after this look; otherwise an empty dict."""
-        is_due = run.seen >= max(self._at + 1, self._growth * self._at)
-        may_be_new = self._news < PROMPT_RECORDS_MAX and run.seen > self._at + run.window
-        is_new = may_be_new and not self._told.issuperset(map(key_of, verdicts))
-        self._news += is_new
-        return self._record(run, verdicts) if is_due or is_new else {}
-
-    def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """Return the record by its tag at the end of the fit."""
-        return self._record(run, verdicts, is_over=True)
-
-    def _record(self, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> dict[str, list[bytes]]:
-        self._at = run.seen
-        self._told.update(map(key_of, verdicts))
-        if self._is_off:
-            return {}
-        try:
-            shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
-            record = _record_of(run, verdicts, self._every_n_steps or 1, shows, is_over)
-            # The record of a resumed fit does not replace the one of the steps before.
-            first = run.first.step if run.first else 0
-            return {f"{HEALTH}/{first}" if first else HEALTH: record.strings()}
-        except Exception as error:  # only the tab lacks it; the page is still written
-            self._is_off = True
-            warn_switched_off("the health record for the TensorBoard tab", error)
-            return {}
-
-
 def values_of(run: Run, quantity: str) -> np.ndarray:
     """Return a quantity over the run as heat maps show it, shape (layers, len(`run.course_steps`)), float64.
 
@@ -377,6 +353,22 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
     )
 
 
-def key_of(verdict: Verdict) -> tuple[str, str, str, bool]:
+def key_of(verdict: Verdict) -> VerdictKey:
     """Return (severity, rule, module, whether it lasts), which stays the same while the verdict's numbers change."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None
+
+
+def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return HTML for a notebook: the headline, the verdicts, and the heat map of activations if any was measured.
+
+    It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
+    """
+    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(verdicts))}</p>"]
+    parts += map(Verdict._repr_html_, shown)
+    picture = pictures(run, verdicts).get("health/activation_rms")
+    if picture is not None:
+        data, width, _ = picture.encode()
+        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        parts.append(f'<img src="{source}" width="{width}" style="max-width: 100%" alt="RMS of activations">')
+    return f'<div style="max-width: 60em">{"".join(parts)}</div>'

@@ -97,6 +97,16 @@ class Verdict:
         )
 
 
+class Verdicts(tuple[Verdict, ...]):
+    """Verdicts, worst first. A prompt shows a line for each, a notebook a paragraph."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "()"
+
+    def _repr_html_(self) -> str:
+        return f'<div style="max-width: 60em">{"".join(map(Verdict._repr_html_, self)) or "No verdicts."}</div>'
+
+
 def sentence(text: str, module: str = "") -> str:
     """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
 

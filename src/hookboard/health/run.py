@@ -204,7 +204,8 @@ class Run:
         self._look_at_answers(look, is_first)
         self.losses.is_mixed |= self.facts.has_moving_target
         self.losses.extend(look.losses)
-        self.silence.see(self.latest)
+        self.silence = self.silence.with_layers_of(self.latest)
+        self.silence.count(self.latest)
         self._keep_rates(look)
         if not look.overflowed:
             self._keep_first_nonfinite(look)
@@ -401,23 +402,18 @@ class Run:
         if is_first:
             ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
-        place = self.arrays.places.get(self._answers)
-        channels = None if place is None else self.latest.channels(place)
-        is_classifier = channels is not None and len(channels) > 1
-        if is_first and not self.losses.is_resumed:
-            last = look.of(self._answers, "output")
-            known = (
-                is_classifier
-                and not (self.facts.is_sum or self.facts.has_moving_target)
-                and may_follow_softmax(look, self._answers)
-            )
-            self.losses.chance = math.log(self.facts.classes or last.width) if known and last is not None else None
-            self.losses.reach = None if last is None else last.moments.max - last.moments.min
-        if is_classifier and channels is not None:
-            deviation = channels[:, FIELDS.index("deviation")]
-            self.losses.spreads.append(float(np.sqrt(np.mean(deviation**2))))
-            if is_first and not self.losses.is_resumed:
-                self.losses.first_spread = self.losses.spreads[-1]
+        losses, output = self.losses, look.of(self._answers, "output") if self._answers in self.arrays.places else None
+        if output is None:
+            return
+        is_start = is_first and not losses.is_resumed
+        is_classifier = output.channels is not None and len(output.channels) > 1
+        if is_start:
+            is_other = self.facts.is_sum or self.facts.has_moving_target or not may_follow_softmax(look, self._answers)
+            losses.chance = math.log(self.facts.classes or output.width) if is_classifier and not is_other else None
+            losses.reach = output.moments.max - output.moments.min
+        if output.channels is not None and is_classifier:
+            losses.spreads.append(float(np.sqrt(np.mean(output.channels[:, FIELDS.index("deviation")] ** 2))))
+            losses.first_spread = losses.spreads[-1] if is_start else losses.first_spread
 
     def _put_in_order(self, look: Look) -> None:
         """Order the layers as they ran first; those that never ran come last."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from hookboard.health.look import Look
+from hookboard.health.robust import median_of
 from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer
 
@@ -83,9 +84,8 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
         one, other = last.of(layer.name, "output"), evaluation.of(layer.name, "output")
         if math.isnan(size) or one is None or other is None:
             continue
-        known = [size for look in others if not math.isnan(size := size_of(last, look, layer))]
-        usual = float(np.median(known)) if known and are_near else math.nan
-        gaps.append(Gap(layer, size_of(last, evaluation, layer), usual, one.moments.rms, other.moments.rms))
+        usual = median_of(size_of(last, look, layer) for look in others) if are_near else math.nan
+        gaps.append(Gap(layer, size, usual, one.moments.rms, other.moments.rms))
     norms = list(running_of(evaluation, training, layers))
     return StageComparison(evaluation.step, gaps, norms, evaluation.has_other_weights)
 
@@ -128,12 +128,10 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
     """
     *others, last = training
     for source, norm in pairwise(layers):
-        given, gave, usual = (
-            _channels(evaluation, source),
-            _channels(evaluation, norm) if norm.is_batch_norm else None,
-            _channels(last, norm),
-        )
-        now, past = _channels(last, source), [_channels(look, source) for look in others]
+        if not norm.is_batch_norm:
+            continue
+        given, gave = _channels(evaluation, source), _channels(evaluation, norm)
+        now, usual, past = _channels(last, source), _channels(last, norm), [_channels(look, source) for look in others]
         if given is None or gave is None or usual is None or now is None:
             continue
         if len({part.shape for part in (given, gave, usual, now)}) > 1:
@@ -148,7 +146,9 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
         mean = given[alive, _MEAN] - (gave[alive, _MEAN] - usual[alive, _MEAN]) / slope
         deviation = usual[alive, _DEVIATION] / np.abs(slope)
         looks = [part[alive] for part in past if part is not None and part.shape == now.shape]
-        distances = [_distance(mean, deviation, part) for part in (*looks, *_averages([*looks, now[alive]]))]
+        latest = [*looks, now[alive]]
+        averages = [np.mean(latest[-count:], axis=0) for count in range(2, len(latest) + 1)]
+        distances = [_distance(mean, deviation, part) for part in (*looks, *averages)]
         yield Running(norm, _distance(mean, deviation, now[alive]), min(distances, default=math.inf))
 
 
@@ -176,12 +176,6 @@ def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
     same, turned = (np.abs(ends[1] - other).max(axis=1) for other in (ends[0], -ends[0][:, ::-1]))
     is_affine = np.minimum(same, turned) < AFFINE_TOLERANCE * np.abs(ends[0]).max(axis=1)
     return np.asarray(np.where(same <= turned, 1.0, -1.0) * is_affine)
-
-
-def _averages(looks: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the averages over the last two, three ... looks."""
-    for count in range(2, len(looks) + 1):
-        yield np.mean(looks[-count:], axis=0)
 
 
 def _distance(mean: np.ndarray, deviation: np.ndarray, batch: np.ndarray) -> float:
