@@ -11,7 +11,7 @@ from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged,
 
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Loss
-from hookboard.health.losses import STEPS_BEFORE_STUCK, LossCurve
+from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK, LossCurve
 from hookboard.health.rule import Finding
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
@@ -20,7 +20,6 @@ from hookboard.health.rules.learning import (
 )
 from hookboard.health.rules.shared import growth_of
 from hookboard.health.run import Run, StepFacts
-from hookboard.health.spikes import SPIKE_ALONE_SHARE
 from hookboard.model.layers import Layer
 from hookboard.tracing.built_in import RULES
 

@@ -21,13 +21,13 @@ from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, Stepped, every_unit, needs_histogram
+from hookboard.health.losses import SPIKE_HISTORY_STEPS
 from hookboard.health.page import cell
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, Verdicts, check_stop_on, rules_of
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import Router, Run, StepFacts
-from hookboard.health.spikes import SPIKE_HISTORY_STEPS
 from hookboard.loops.callback import Selection, is_due
 from hookboard.loops.loop import Loop
 from hookboard.measure.card import measuring_device

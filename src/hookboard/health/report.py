@@ -30,19 +30,20 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     nothing = "No problems found" if has_moved else "No weight has changed"
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or nothing
     times = "once" if run.seen == 1 else f"{run.seen} times"
-    unseen = f"; {_many(len(run.unseen), 'more layer')} produced no output" if run.unseen else ""
-    if run.unseen and len(run.unseen) == len(run.layers):
-        silent = _many(len(run.layers), "layer")
-        return f"None of the {silent} produced an output, measured {times} from step {_ends(run)}."
+    unseen, layers = len(run.unseen), len(run.layers)
+    if unseen and unseen == layers:
+        return f"None of the {_many(layers, 'layer')} produced an output, measured {times} from step {_ends(run)}."
+    where = _many(layers - unseen, "layer")
+    more = f"; {_many(unseen, 'more layer')} produced no output" if unseen else ""
     if run.seen < run.window:
         found = found if verdicts else "Not judged yet"
         return (
-            f"{found}: {_layers(run)} measured only {times}, but most rules need {run.window} measurements{unseen}. In "
-            "a short run, lower every_n_steps."
+            f"{found}: {where} measured only {times}, but most rules need {run.window} measurements{more}. In a short "
+            "run, lower every_n_steps."
         )
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
     lost = f"; {run.losses.harm}" if run.losses.is_finite and run.losses.is_harmed and not alarms else lost
-    return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
+    return f"{found} in {where}, measured {times} from step {_ends(run)}{lost}{more}."
 
 
 def caveat(verdicts: Sequence[Verdict]) -> str:
@@ -95,14 +96,11 @@ def _wrapped(text: str, start: str, indent: int) -> list[str]:
     )
 
 
-def _layers(run: Run) -> str:
-    return _many(len(run.layers) - len(run.unseen), "layer")
-
-
 def coverage(run: Run, every_n_steps: int | None) -> str:
     """Return a sentence with the number of layers and of looks, and the first and the last step."""
     rhythm = f", every {_ordinal(every_n_steps)} step" if every_n_steps and every_n_steps > 1 else ""
-    return f"Measured {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
+    layers = _many(len(run.layers) - len(run.unseen), "layer")
+    return f"Measured {layers} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
 
 
 def left_out(run: Run) -> str:

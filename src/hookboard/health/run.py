@@ -4,7 +4,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -163,7 +163,6 @@ class Run:
         self.first_nonfinite: Look | None = None
         """The look at which the present NaN or Inf appeared; None if all is finite now. One with -Inf alone, perhaps a
         mask, is replaced by the first with NaN, +Inf or a loss that is not finite. Skipped steps do not count."""
-        self._is_masked = False  # whether `first_nonfinite` shows -Inf alone, as masks do
         self.arrays = LayerArrays(self.layers)
         """What depends on the layers alone, as arrays."""
         self.now: Look
@@ -178,7 +177,6 @@ class Run:
         self._steps: list[int] = []  # of the looks in `_numbers`
         self._course: list[int] = []  # which of them are the columns of `course`
         self._every = 1  # once in how many looks one becomes such a column
-        self._since = 0  # looks since the last one
         self._ran: dict[str, None] = {}
         self._ordered_by: object = None  # of the latest look whose layers are all in order
         self._watched = dict(layers)  # in the order of their definition
@@ -260,11 +258,8 @@ class Run:
             self._make_room()
         self._numbers[len(self._steps)] = numbers
         self._steps.append(step)
-        self._since += 1
-        if self._since < self._every:
-            return
-        self._since = 0
-        self._course.append(len(self._steps) - 1)
+        if self.seen % self._every == 0:
+            self._course.append(len(self._steps) - 1)
         if len(self._course) > COURSE_COLUMNS:
             self._every *= 2
             del self._course[1::2]
@@ -318,8 +313,8 @@ class Run:
         """The layers that have produced no output so far, though they could; empty before the first measurement."""
         if not self.seen:
             return []
-        shown_by = {layer.name: self._shown_by(layer) for layer in self.layers if layer.is_called}
-        return [layer for layer in self.layers if shown_by.get(layer.name) and shown_by[layer.name] not in self._ran]
+        ran = {"", *self._ran}  # the model itself is not watched
+        return [layer for layer in self.layers if layer.is_called and self._shown_by(layer) not in ran]
 
     def why_unseen(self, layer: Layer) -> str:
         """Return why a layer produced no output at the first measurement, as a clause; "" if unknown."""
@@ -373,18 +368,13 @@ class Run:
     def _keep_first_nonfinite(self, look: Look) -> None:
         if not look.readings.rows[:, _NONFINITE].any():
             self.first_nonfinite = None
-            return
-        # -Inf alone may be a mask.
-        is_mask = not look.readings.rows[:, _NAN_AND_INF].any() and all(
-            math.isfinite(loss.value) for loss in look.losses
-        )
-        if self.first_nonfinite is None or (self._is_masked and not is_mask):
-            self.first_nonfinite, self._is_masked = look, is_mask
+        elif self.first_nonfinite is None or (_may_be_masked(self.first_nonfinite) and not _may_be_masked(look)):
+            self.first_nonfinite = look
 
     def _keep_rates(self, look: Look) -> None:
         before = self.looks[-2] if len(self.looks) > 1 else look
-        for place, jump in enumerate(self.rate_jumps):
-            self.rate_jumps[place] = jump.followed(look, before)
+        for jump in self.rate_jumps:
+            jump.follow(look, before)
         risen = [n for n, stepped in look.stepped.items() if not stepped.rate <= self.peak_rate.get(n, -math.inf)]
         if not risen:
             return
@@ -428,6 +418,12 @@ class Run:
         self._ordered_by = look.readings.places
 
 
+def _may_be_masked(look: Look) -> bool:
+    """Return True if a look shows neither NaN nor +Inf, nor a loss that is not finite: -Inf alone may be a mask."""
+    is_bad = look.readings.rows[:, _NAN_AND_INF].any()
+    return not is_bad and all(math.isfinite(loss.value) for loss in look.losses)
+
+
 def _is_alike(one: Layer, other: Layer) -> bool:
     return (one.type, one.shapes) == (other.type, other.shapes)
 
@@ -441,7 +437,7 @@ RATE_JUMP_FACTOR = 3.0
 looks, which do not count; a restart only returns to its old value)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RateJump:
     """A learning rate far above all earlier ones.
 
@@ -458,13 +454,13 @@ class RateJump:
     after: float
     until: int | None = None
 
-    def followed(self, look: Look, before: Look) -> "RateJump":
-        """Return the jump after another look, at which the rate may have come down or risen again."""
+    def follow(self, look: Look, before: Look) -> None:
+        """See another look, at which the rate may have come down or risen again."""
         rate = median([stepped.rate for stepped in look.stepped.values()])
         if rate > RATE_JUMP_FACTOR * self.before:
-            return replace(self, until=None)
-        has_come_down = self.until is None and rate <= RATE_JUMP_FACTOR * self.before
-        return replace(self, until=before.step) if has_come_down else self
+            self.until = None
+        elif self.until is None and rate <= RATE_JUMP_FACTOR * self.before:
+            self.until = before.step
 
 
 SOFTMAX_GRADIENT_MEAN_MAX = 1e-3

@@ -18,12 +18,13 @@ from hookboard.health.losses import (
     RISE_NOISE_DEVIATIONS,
     STEPS_BEFORE_STUCK,
     STUCK_SHARE,
+    Spike,
+    is_new_level,
 )
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, are_targets_unscaled, clip_too, to_stable_rate
 from hookboard.health.run import Run
-from hookboard.health.spikes import Spike, is_new_level
 from hookboard.measure.row import FIELDS
 
 AGREEING_GRADIENT_COSINE = 0.3
