@@ -22,8 +22,7 @@ from hookboard import Verdict
 from hookboard.base.records import HEALTH, HealthRecord
 from hookboard.base.rule_texts import explained
 from hookboard.board.command import main, parser
-from hookboard.health.folding import cards_of, folded_verdicts
-from hookboard.health.report import closing
+from hookboard.health.report import cards_of, closing, folded_verdicts
 from hookboard.health.run import Run
 from hookboard.model.layers import Layer
 from hookboard.tracing.built_in import RULES

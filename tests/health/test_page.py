@@ -6,7 +6,6 @@ import pytest
 from health import trainings
 from health.looks import layers, look, reading, row
 
-from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.judge import Judge
 from hookboard.health.page import (
     CHARTED,
@@ -18,7 +17,7 @@ from hookboard.health.page import (
     table_of,
     values_of,
 )
-from hookboard.health.report import caveat, closing, headline, news
+from hookboard.health.report import Card, cards_of, caveat, closing, folded_verdicts, headline, news
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
@@ -55,7 +54,7 @@ def seen(known, step, sick, rng):
 def written(judge, page=None):
     """All tags that the page of a judge writes."""
     page = page or Page()
-    entries = [page.entry(judge.run, judge.verdicts), page.last(judge.run, judge.verdicts)]
+    entries = [page.entry(judge.run, judge.verdicts), page.entry(judge.run, judge.verdicts, is_over=True)]
     tags = [tag for e in entries for kind in (e.scalars, e.pictures, e.tables, e.texts) for tag in kind]
     return sorted({*tags})
 
@@ -163,8 +162,8 @@ def test_pictures_are_rare_in_a_long_run_and_the_last_one_is_of_the_end():
         if page.entry(judge.run, []).pictures:
             drawn.append(step)
     assert len(drawn) < 15
-    assert page.last(judge.run, []).pictures
-    assert not page.last(judge.run, []).pictures, "nothing is new"
+    assert page.entry(judge.run, [], is_over=True).pictures
+    assert not page.entry(judge.run, [], is_over=True).pictures, "nothing is new"
 
 
 def test_the_table_is_written_again_when_there_is_something_new_to_say():
@@ -173,14 +172,14 @@ def test_the_table_is_written_again_when_there_is_something_new_to_say():
     assert page.entry(judge.run, []).tables == {}
     assert list(page.entry(judge.run, [ALARM]).tables) == ["health/verdict"]
     assert page.entry(judge.run, [ALARM]).tables == {}
-    assert page.last(judge.run, [ALARM]).tables == {}, "it was written at this very step"
+    assert page.entry(judge.run, [ALARM], is_over=True).tables == {}, "it was written at this very step"
 
 
 def test_the_table_is_written_at_the_end_as_of_the_last_look():
     judge, page = trained(3), Page()
     page.entry(judge.run, [])
     judge.see(look(99, []))
-    assert list(page.last(judge.run, []).tables) == ["health/verdict"]
+    assert list(page.entry(judge.run, [], is_over=True).tables) == ["health/verdict"]
 
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():

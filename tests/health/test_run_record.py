@@ -49,7 +49,7 @@ def test_it_holds_every_step_and_layer_as_measured():
     judge, page = judge_of(), Page(10)
     for step in range(0, 200, 10):
         see(judge, step)
-    (record,) = records(page.last(judge.run, judge.verdicts))
+    (record,) = records(page.entry(judge.run, judge.verdicts, is_over=True))
     oracle = np.stack([sizes_at(step) for step in range(0, 200, 10)], axis=1)
     assert (record.every_n_steps, record.layers, record.steps) == (10, tuple(NAMES), tuple(range(0, 200, 10)))
     np.testing.assert_array_equal(record.values["activation_rms"], oracle.astype(np.float32))
@@ -61,7 +61,7 @@ def test_what_was_not_finite_is_infinite_and_what_was_not_measured_is_nan():
     see(judge, 0)
     see(judge, 1, nonfinite="net.1")
     judge.see(look(2, [reading("net.0", "output", [row()])]))
-    (record,) = records(Page(1).last(judge.run, ()))
+    (record,) = records(Page(1).entry(judge.run, (), is_over=True))
     values = record.values["activation_rms"]
     assert np.isposinf(values).tolist() == [[False] * 3, [False, True, False], [False] * 3]
     assert np.isnan(values).tolist() == [[False] * 3, [False, False, True], [False, False, True]]
@@ -72,7 +72,7 @@ def test_a_layer_that_is_new_has_nothing_at_the_steps_before():
     see(judge, 0)
     known = {name: Layer(name, "Linear", "linear") for name in [*NAMES, "net.3"]}
     judge.run.follow(known)
-    (record,) = records(Page(1).last(judge.run, ()))
+    (record,) = records(Page(1).entry(judge.run, (), is_over=True))
     assert np.isnan(record.values["activation_rms"][record.layers.index("net.3")]).all()
 
 
@@ -80,7 +80,7 @@ def test_all_verdicts_are_in_it_worst_first():
     judge = judge_of()
     see(judge, 0)
     verdicts = [Verdict("note", "mine", f"net.{i}", i, None, "It is so.", "Leave it.") for i in range(120)]
-    (record,) = records(Page(1).last(judge.run, verdicts))
+    (record,) = records(Page(1).entry(judge.run, verdicts, is_over=True))
     assert list(record.verdicts) == [asdict(verdict) | {"rows": []} for verdict in verdicts]
     assert record.headline.startswith("120 notes: 3 layers")
 
@@ -90,7 +90,7 @@ def test_each_of_its_cards_has_the_paragraph_of_the_terminal():
     see(judge, 0)
     alike = [Verdict("note", "mine", name, 0, None, f"It gave {i}.", "Leave it.") for i, name in enumerate(NAMES)]
     verdicts = [*alike, Verdict("note", "other", "net.0", 1, 1, "It jumped.", "Wait.")]
-    (record,) = records(Page(1).last(judge.run, verdicts))
+    (record,) = records(Page(1).entry(judge.run, verdicts, is_over=True))
     assert record.texts == (
         "note: mine in net.0 since step 0: It gave 0. The same rule and advice apply to 3 layers: net.* (3). Try: "
         "Leave it.",
@@ -108,7 +108,7 @@ def test_it_says_in_which_quantity_the_worst_verdict_is_seen(look_at, shown):
     see(judge, 0)
     verdicts = [Verdict("note", name, "net.0", 0, None, "It is so.", "Leave it.") for name in ("worst", "other")]
     page = Page(1, {"worst": f"health/{look_at}", "other": "health/update_ratio"})
-    (record,) = records(page.last(judge.run, verdicts))
+    (record,) = records(page.entry(judge.run, verdicts, is_over=True))
     assert record.shows == shown
 
 
@@ -116,7 +116,7 @@ def test_numbers_of_numpy_in_a_verdict_are_numbers():
     judge = judge_of()
     see(judge, 0)
     verdict = Verdict("note", "mine", "net.0", np.int64(3), None, "It is so.", "Leave it.")
-    (record,) = records(Page(1).last(judge.run, [verdict]))
+    (record,) = records(Page(1).entry(judge.run, [verdict], is_over=True))
     assert record.verdicts[0]["since"] == 3
 
 
@@ -138,7 +138,7 @@ def test_a_new_verdict_is_in_a_record_at_once_and_one_that_comes_and_goes_is_not
 def test_the_last_one_is_complete_and_alone_says_that_the_fit_is_over():
     judge, page = judge_of(), Page(1)
     before = [record for step in range(100) for record in written(judge, page, step)]
-    (record,) = records(page.last(judge.run, ()))
+    (record,) = records(page.entry(judge.run, (), is_over=True))
     assert record.steps == tuple(range(100))
     assert record.is_over
     assert not any(one.is_over for one in before)
@@ -148,7 +148,7 @@ def test_in_a_long_run_the_columns_are_those_of_the_heat_maps():
     judge = judge_of()
     for step in range(600):
         see(judge, step)
-    (record,) = records(Page(1).last(judge.run, ()))
+    (record,) = records(Page(1).entry(judge.run, (), is_over=True))
     assert record.steps == tuple(judge.run.course_steps)
     assert len(record.steps) <= 256
     oracle = np.stack([sizes_at(step) for step in record.steps], axis=1)

@@ -64,7 +64,7 @@ class Reporter:
             return
         self._say_new(verdicts)
         if self._loggers.loggers:
-            self._loggers.write(self._page.last(run, verdicts))
+            self._loggers.write(self._page.entry(run, verdicts, is_over=True))
         say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
         say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 

@@ -338,6 +338,11 @@ class LossCurve:
         return _start_of([loss.value for loss in self.first[:START_LOSSES]]) if self.first else math.nan
 
     @cached_property
+    def very_first(self) -> float:
+        """The very first loss, that of the model as it was given; NaN if there is none."""
+        return self.first[0].value if self.first else math.nan
+
+    @cached_property
     def noise(self) -> float:
         """The standard deviation from step to step, the median over blocks; NaN if there were too few steps."""
         return median(self._noise)
@@ -384,7 +389,7 @@ class LossCurve:
     @cached_property
     def is_well(self) -> bool:
         """True if the loss falls, shows no harm, and is below the very first one, that of the model as it was given."""
-        return self.is_learning and not self.is_harmed and self.level() < self.first[0].value
+        return self.is_learning and not self.is_harmed and self.level() < self.very_first
 
     def is_within_reach(self, goal: float) -> bool:
         """Return True if the loss falls, and gets to a goal in no more steps than so far if it goes on like this."""
@@ -394,10 +399,8 @@ class LossCurve:
     @cached_property
     def has_risen(self) -> bool:
         """True if for `HARM_STEPS` steps `RISE_SHARE_OF_GAIN` of the fall from start to best has clearly been lost."""
-        if not self.is_known or not math.isfinite(self.best):
-            return False
-        gained = self.start - self.best
-        return self._low > self.best + max(RISE_SHARE_OF_GAIN * gained, RISE_NOISE_DEVIATIONS * self.noise)
+        lost = RISE_SHARE_OF_GAIN * (self.start - self.best)
+        return self._low > self.best + max(lost, RISE_NOISE_DEVIATIONS * self.noise)
 
     @cached_property
     def has_forgotten(self) -> bool:
@@ -405,23 +408,19 @@ class LossCurve:
 
         The very first loss counts, not `start`, because the first step may have spoiled all losses after it.
         """
-        if not self.is_known or self.chance is None or not self.first[0].value < PRETRAINED_CHANCE_SHARE * self.chance:
+        if self.chance is None:
             return False
-        first = self.first[0].value
-        lost = max(RISE_SHARE_OF_GAIN * (self.chance - first), CLEAR_NOISE_DEVIATIONS * self.noise)
-        return self._low > first + lost
+        lost = max(RISE_SHARE_OF_GAIN * (self.chance - self.very_first), CLEAR_NOISE_DEVIATIONS * self.noise)
+        return self.very_first < PRETRAINED_CHANCE_SHARE * self.chance and self._low > self.very_first + lost
 
     @cached_property
     def has_diverged(self) -> bool:
         """True if the loss was well above its start for the last `HARM_STEPS` steps, or has no lower bound."""
-        if not self.is_known:
-            return False
-        if self.is_boundless:
-            return True
         # The first step may have spoiled the losses after it: the very first one is that of the model as it was given.
-        start = min(self.start, self.first[0].value)
+        start = min(self.start, self.very_first)
         noise = min(CLEAR_NOISE_DEVIATIONS * self.noise, FIRST_STEP_LEAP * abs(start))
-        return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), noise)
+        is_above = self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), noise)
+        return self.is_known and (self.is_boundless or is_above)
 
     @cached_property
     def is_at_zero(self) -> bool:
@@ -431,7 +430,7 @@ class LossCurve:
     @cached_property
     def is_far_above_chance(self) -> bool:
         """True if the last `HARM_STEPS` losses were far above chance (and in the first 128 steps hardly came down)."""
-        if not self.is_known or self.chance is None or self.reach is None or not self.is_of_classifier:
+        if self.chance is None or self.reach is None or not self.is_of_classifier:
             return False
         left = 0.0 if self.steps >= STEPS_BEFORE_WORSE_THAN_CHANCE else FAR_ABOVE_CHANCE_SHARE_LEFT * self.start
         is_far = self._low > FAR_ABOVE_CHANCE_FACTOR * self.chance
@@ -494,7 +493,7 @@ class LossCurve:
         """
         if self.chance is None or self.reach is None:
             return self.chance is not None
-        return self.first[0].value <= FIRST_LOSS_TOLERANCE_FACTOR * self.chance + self.reach
+        return self.very_first <= FIRST_LOSS_TOLERANCE_FACTOR * self.chance + self.reach
 
     def after(self, step: int) -> np.ndarray:
         """Return the values of the kept losses of all steps after this one, shape (n,), float64."""
@@ -542,18 +541,18 @@ class LossCurve:
         if not self.is_known:
             return ""
         if self.has_diverged:
-            return f"the loss is {self.level():.3g}, up from {self.first[0].value:.3g} at the first step"
+            return f"the loss is {self.level():.3g}, up from {self.very_first:.3g} at the first step"
         if self.is_far_above_chance:
             return f"the loss is {self.level():.3g}, and chance level is {self.chance:.3g}"
         if self.has_forgotten:
-            return f"the loss rose from {self.first[0].value:.3g} at the first step to {self.level():.3g}"
+            return f"the loss rose from {self.very_first:.3g} at the first step to {self.level():.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
-            is_below = self.has_come_down and self.level() < self.first[0].value
+            is_below = self.has_come_down and self.level() < self.very_first
             where = "has stopped falling" if is_below else "is stuck"
-            where = "rose, and is stuck" if self.level() > self.first[0].value + self.noise else where
-            return f"the loss was {self.first[0].value:.3g} at the first step and {where} at {self.level():.3g}"
+            where = "rose, and is stuck" if self.level() > self.very_first + self.noise else where
+            return f"the loss was {self.very_first:.3g} at the first step and {where} at {self.level():.3g}"
         return ""
 
     @cached_property
@@ -563,16 +562,15 @@ class LossCurve:
 
     def _clear_level(self, least: float) -> float:
         """Return the median of enough last losses that its noise is below about `least`; NaN if there are too few."""
-        count = (
-            max(16, math.ceil((1.25 * LEVEL_NOISE_DEVIATIONS * self.noise / least) ** 2))
-            if self.noise < math.inf
-            else 16
-        )
+        noise = self.noise if self.noise < math.inf else 0.0
+        count = max(16, math.ceil((1.25 * LEVEL_NOISE_DEVIATIONS * noise / least) ** 2))
         return self.level(count) if count <= max(16, min(self.steps // 2, RECENT_LOSSES)) else math.nan
 
     @cached_property
     def _low(self) -> float:
-        """The lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`; NaN if one of these is NaN."""
+        """The lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`; NaN if one is NaN, or unknown."""
+        if not self.is_known:
+            return math.nan
         last = self.last(HARM_STEPS)
         blocks = last[len(last) % BLOCK_STEPS :].reshape(-1, BLOCK_STEPS)
         levels = [median(block) for block in blocks]

@@ -12,8 +12,7 @@ import numpy as np
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import HEALTH, LOSS, HealthRecord
 from hookboard.health.arrays import QUANTITIES, SPOILED
-from hookboard.health.folding import cards_of, folded_verdicts
-from hookboard.health.report import caveat, coverage, headline, left_out
+from hookboard.health.report import cards_of, caveat, coverage, folded_verdicts, headline, left_out
 from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
@@ -73,42 +72,31 @@ class Page:
         self._news = 0  # how many records were written because of a verdict
         self._is_recording = True
 
-    def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return the entry to write after a look: scalars, and whatever else is due. Call it once per look."""
-        entry, keys = Entry(run.now.step, scalars=scalars(run, verdicts)), list(map(key_of, verdicts))
+    def entry(self, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> Entry:
+        """Return the entry to write after a look, or when the fit is over: what is due. Call it once for each.
+
+        At a look scalars are due too. At the end the record is, and table and pictures unless they are up to date.
+        """
+        entry = Entry(run.now.step, scalars={} if is_over else scalars(run, verdicts))
+        seen, keys = run.seen, list(map(key_of, verdicts))
         is_new = keys != self._told
-        is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
-        if is_new or is_due:
-            self._tell(entry, run, verdicts)
+        has_grown = seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
+        if is_new or has_grown or (is_over and self._told_at < seen):
+            self._told, self._told_at = keys, seen
+            entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps, self._look_at)
         # Many layers may fall ill one after the other; not each of them is worth pictures.
-        if is_due or (is_new and verdicts and run.seen > self._drawn_at + run.window):
-            self._draw(entry, run, verdicts)
-        is_news = run.seen > self._recorded_at + run.window and not self._recorded.issuperset(keys)
+        is_news = is_new and verdicts and seen > self._drawn_at + run.window
+        if has_grown or is_news or (is_over and self._drawn_at < seen):
+            self._drawn_at = seen
+            entry.pictures.update(pictures(run, verdicts))
+        is_news = seen > self._recorded_at + run.window and not self._recorded.issuperset(keys)
         is_news = is_news and self._news < PROMPT_RECORDS_MAX
         self._news += is_news
-        if is_news or run.seen >= max(self._recorded_at + 1, RECORD_GROWTH_FACTOR * self._recorded_at):
-            self._record(entry, run, verdicts)
+        if is_over or is_news or seen >= max(self._recorded_at + 1, RECORD_GROWTH_FACTOR * self._recorded_at):
+            self._record(entry, run, verdicts, is_over)
         return entry
 
-    def last(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return the entry to write at the end of the fit: the record; table and pictures unless up to date."""
-        entry = Entry(run.now.step)
-        if self._told_at < run.seen or list(map(key_of, verdicts)) != self._told:
-            self._tell(entry, run, verdicts)
-        if self._drawn_at < run.seen:
-            self._draw(entry, run, verdicts)
-        self._record(entry, run, verdicts, is_over=True)
-        return entry
-
-    def _tell(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
-        self._told, self._told_at = list(map(key_of, verdicts)), run.seen
-        entry.tables[VERDICT] = table_of(run, verdicts, self.every_n_steps, self._look_at)
-
-    def _draw(self, entry: Entry, run: Run, verdicts: Sequence[Verdict]) -> None:
-        self._drawn_at = run.seen
-        entry.pictures.update(pictures(run, verdicts))
-
-    def _record(self, entry: Entry, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> None:
+    def _record(self, entry: Entry, run: Run, verdicts: Sequence[Verdict], is_over: bool) -> None:
         self._recorded_at = run.seen
         self._recorded.update(map(key_of, verdicts))
         if not self._is_recording:
