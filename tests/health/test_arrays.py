@@ -28,7 +28,7 @@ def test_channels_of_all_layers_are_reduced_layer_by_layer():
     wide, narrow = noise(8), noise(3, seed=1)
     units = arrays_of(outputs("a", wide), outputs("b", narrow)).outputs
     assert units.places.tolist() == [0, 2]
-    sums = np.add.reduceat(units.squares, units.starts)
+    sums = np.add.reduceat(np.square(units.columns["deviation"]), units.starts)
     np.testing.assert_allclose(sums, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
 
 

@@ -79,11 +79,9 @@ class LayerArrays:
         """True for each weight that may be trained, shape (weights,)."""
         self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
-        of_layers, of_weights = len(self.names), len(self.weights)
-        ends = np.cumsum([of_layers] * len(ROLES_OF_LAYERS) + [of_weights] * len(ROLES_OF_WEIGHTS)).tolist()
-        self.parts: dict[Role, slice] = dict(
-            zip((*ROLES_OF_LAYERS, *ROLES_OF_WEIGHTS), map(slice, [0, *ends], ends), strict=False)
-        )
+        self._sought = dict.fromkeys(ROLES_OF_LAYERS, self.names) | dict.fromkeys(ROLES_OF_WEIGHTS, self.weights)
+        ends = np.cumsum([0, *map(len, self._sought.values())]).tolist()
+        self.parts: dict[Role, slice] = dict(zip(self._sought, map(slice, ends, ends[1:]), strict=True))
         """Role -> its part of the result of `rows_in`."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
         self._rows_in: tuple[Places, np.ndarray] | None = None
@@ -94,9 +92,7 @@ class LayerArrays:
         Shape (sum over the roles of layers or weights,), one role after the other; `parts` has the slice of each.
         """
         if self._rows_in is None or self._rows_in[0] is not places:
-            of_layers = [places.rows(role, self.names) for role in ROLES_OF_LAYERS]
-            of_weights = [places.rows(role, self.weights) for role in ROLES_OF_WEIGHTS]
-            self._rows_in = places, np.concatenate([*of_layers, *of_weights])
+            self._rows_in = places, np.concatenate([places.rows(*sought) for sought in self._sought.items()])
         return self._rows_in[1]
 
     def of_kind(self, kinds: frozenset[Kind]) -> np.ndarray:
@@ -211,12 +207,6 @@ class Units:
         self.is_zero = np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
         """True for channels with finite values that are all 0, shape (channels of all tensors,)."""
 
-    @functools.cached_property
-    def squares(self) -> np.ndarray:
-        """The squared deviation of each channel, shape (channels of all tensors,); inf where float64 cannot hold it."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.square(self.columns["deviation"]))
-
 
 def numbers_of(look: LookArrays) -> np.ndarray:
     """Return what `COLUMN_OF` names of all layers at a look, shape (columns, layers); NaN where it is not known."""
@@ -257,16 +247,13 @@ def _rms_of_layers(layers: LayerArrays, rows: Rows, is_meant: np.ndarray | None 
 
 def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     """Return `dead_fraction` and `sample_spread` of each layer, shape (layers,) each; NaN where there is none."""
-    output, units = look.rows["output"], look.outputs
-    dead = units.is_zero
-    if output.nonfinite.any():
-        is_finite = [units.columns[field] == 0 for field in ("nan", "posinf", "neginf")]
-        dead = np.logical_and.reduce([dead, *is_finite])
-    fraction, spread = np.full(len(output.count), np.nan), np.full(len(output.count), np.nan)
+    units, columns = look.outputs, look.outputs.columns
+    fraction, spread = np.full(len(look.layers.names), np.nan), np.full(len(look.layers.names), np.nan)
+    dead = units.is_zero & (columns["nan"] + columns["posinf"] + columns["neginf"] == 0)
     counts = [np.add.reduceat(part, units.starts, dtype=np.intp) for part in (dead, units.has_values)]
     fraction[units.places] = counts[0] / counts[1]
-    within = np.add.reduceat(units.squares, units.starts)
-    whole = within + np.add.reduceat(np.square(units.columns["mean"]), units.starts)
+    within = np.add.reduceat(np.square(columns["deviation"]), units.starts)
+    whole = within + np.add.reduceat(np.square(columns["mean"]), units.starts)
     spread[units.places] = np.where((whole > 0) & (whole < np.inf), np.sqrt(within / whole), np.nan)
     return fraction, spread
 

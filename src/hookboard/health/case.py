@@ -68,11 +68,6 @@ class Case:
         """Whether it has lasted long enough for a verdict."""
         return self.state != "seen"
 
-    @property
-    def is_of_one_step(self) -> bool:
-        """Whether it happened in a single step."""
-        return self.origin == "event" or self.finding.batch_idx is not None
-
     def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
         """Set `severity`: that of the finding until it is said; then an alarm that is not hard needs harm.
 

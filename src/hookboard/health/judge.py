@@ -59,6 +59,7 @@ class Judge:
         # What is found in the code of the step is there at once.
         self._rules = [replace(rule, at_once=True) if rule.of == "step" else rule for rule in rules]
         self._names = [rule.name for rule in rules]
+        self._order = {name: place for place, name in enumerate(dict.fromkeys([*ORDER, *self._names]))}
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
         self.verdicts: tuple[Verdict, ...] = ()
@@ -98,16 +99,15 @@ class Judge:
         What the looks have made an alarm already is not judged again.
         """
         self.run.losses.extend(losses)
-        said = {key[0] for key, case in self._open.items() if case.state == "alarm"}
-        asked = [rule for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if rule.of == "end"]
-        last = self.run.losses.recent[-1].step if self.run.losses.recent else self.run.now.step
-        for rule in asked if self.run.seen else ():
-            if rule.name in self._names and rule.name not in said:
+        said = {case.rule for case in self._open.values() if case.state == "alarm"}
+        for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if self.run.seen else ():
+            if rule.of == "end" and rule.name in self._names and rule.name not in said:
+                step = self.run.losses.recent[-1].step if self.run.losses.recent else self.run.now.step
                 for finding in self._findings_of(rule):
                     key = rule.name, finding.module
                     self._open.pop(key, None)  # of the fit that this one continues
                     self._closed.pop(key, None)
-                    self.add(rule.name, finding, last)
+                    self.add(rule.name, finding, step)
         self.verdicts = self._told()
         return self.verdicts
 
@@ -143,11 +143,11 @@ class Judge:
         """Return the verdicts on the cases as they are now, worst first."""
         is_harmed = self._well < self.run.window and self.run.seen > 0
         is_well = self.run.losses.is_well and not is_harmed
-        # While the loss falls, a note that is over is dropped, unless it tells of an event.
+        # While the loss falls, a note that is over is dropped, unless it happened in a single step.
         said = {
             key: case
             for key, case in self._closed.items()
-            if not is_well or case.state == "alarm" or case.is_of_one_step
+            if not is_well or case.state == "alarm" or case.origin == "event" or case.finding.batch_idx is not None
         }
         said |= {key: case for key, case in self._open.items() if case.is_said}
         if not said:
@@ -168,7 +168,7 @@ class Judge:
                 case in worse,
                 not case.finding.is_root,
                 case.missed > 0 and case.origin == "looks",
-                self._place(case.rule),
+                self._order.get(case.rule, -1),
                 -case.size,
                 self.run.place(case.module),
             )
@@ -215,11 +215,6 @@ class Judge:
         follows_from = None if cause is None else (cause.rule, cause.module)
         when = case.since, case.until(self.run.window)
         return Verdict(severity, *key, *when, evidence, advice, finding.batch_idx, follows_from, finding.rows)
-
-    def _place(self, rule: str) -> int:
-        if rule in ORDER:
-            return ORDER.index(rule)
-        return len(ORDER) + self._names.index(rule) if rule in self._names else -1
 
     def _ask(self, rules: Sequence[Rule]) -> tuple[Verdict, ...]:
         """Ask some rules about the latest look, and return the verdicts."""

@@ -360,15 +360,16 @@ class LossCurve:
     @cached_property
     def is_falling(self) -> bool:
         """True if the loss still falls: of the last half of the run, the last quarter is clearly below the first."""
-        fall, noise = self._fall()
+        fall, noise = self._fall
         return fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * noise)
 
     @cached_property
     def has_come_to_rest(self) -> bool:
         """True if the loss clearly no longer falls: even with its noise added, the fall is too small to count."""
-        fall, noise = self._fall()
+        fall, noise = self._fall
         return fall + LEVEL_NOISE_DEVIATIONS * noise < FALLING_SHARE * abs(self.start)
 
+    @cached_property
     def _fall(self) -> tuple[float, float]:
         """Return by how much the loss fell over the last half of the run, and the standard error; NaN if unknown."""
         if not self.is_known:
@@ -393,7 +394,7 @@ class LossCurve:
 
     def is_within_reach(self, goal: float) -> bool:
         """Return True if the loss falls, and gets to a goal in no more steps than so far if it goes on like this."""
-        fall, _ = self._fall()  # from the middle of one eighth of the steps to that of another
+        fall, _ = self._fall  # from the middle of one eighth of the steps to that of another
         return self.is_falling and self.level() - goal <= fall * 8 / 3
 
     @cached_property

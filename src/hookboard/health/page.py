@@ -119,14 +119,12 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
     """
     found = dict[str, float]((LOSS, loss.value) for loss in run.now.losses if loss.step == run.now.step)
     for quantity in CHARTED:
-        values = run.recent(quantity)[:, -1]
-        finite = sorted(values[np.isfinite(values)].tolist())
-        if finite:
-            for name, value in zip(PERCENTILES, percentiles(finite, PERCENTILES.values()), strict=True):
-                found[f"health/{quantity}/{name}"] = value
-            layer = worst(quantity, run, verdicts)
-            if layer is not None:
-                found[f"health/{quantity}/worst"] = layer[1]
+        layer = worst(quantity, run, verdicts)
+        if layer is not None:
+            values = run.recent(quantity)[:, -1]
+            shown = percentiles(sorted(values[np.isfinite(values)].tolist()), PERCENTILES.values())
+            found |= {f"health/{quantity}/{name}": value for name, value in zip(PERCENTILES, shown, strict=True)}
+            found[f"health/{quantity}/worst"] = layer[1]
     return found
 
 
