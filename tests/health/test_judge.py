@@ -498,7 +498,7 @@ def test_a_layer_that_is_unfrozen_keeps_the_silence_of_its_units():
 
 
 def case(rule: str, module: str, since: int) -> Case:
-    return Case(rule, module, since, since, Finding(module, "odd", "look", "alarm"), state="alarm", severity="alarm")
+    return Case(rule, module, since, Finding(module, "odd", "look", "alarm"), state="alarm", severity="alarm")
 
 
 def test_verdicts_do_not_explain_each_other_in_a_circle():

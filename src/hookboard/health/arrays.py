@@ -72,7 +72,8 @@ class LayerArrays:
         """See `Layer.has_matrix`, shape (layers,)."""
         self.with_matrix: list[int] = np.flatnonzero(self.has_matrix).tolist()
         """The places of the layers with a matrix."""
-        self.inputs = np.array([_inputs(layer.shapes.get(name, ())) for _, layer, name in weights])
+        shapes = [layer.shapes.get(name, ()) for _, layer, name in weights]
+        self.inputs = np.array([math.prod(shape[1:]) if len(shape) > 1 else math.nan for shape in shapes], dtype=float)
         """Number of inputs of a unit of each weight, shape (weights,); NaN for weights with less than two dimensions.
         """
         self.is_trainable = np.array([name in layer.trainable for _, layer, name in weights], dtype=bool)
@@ -106,10 +107,6 @@ class LayerArrays:
         """Return indices into `weights`: of each layer the first weight for which `is_meant` is true, if any."""
         rows = np.flatnonzero(is_meant)
         return rows[np.diff(self.owner[rows], prepend=-1) > 0]
-
-
-def _inputs(shape: Sequence[int]) -> float:
-    return float(math.prod(shape[1:])) if len(shape) > 1 else math.nan
 
 
 class LookArrays:

@@ -33,11 +33,11 @@ class Case:
     rule: str
     module: str
     since: int
-    last: int
     finding: Finding
     origin: Origin = "looks"
     place: Place = "known"
     state: State = "seen"
+    last: int = 0
     seen: int = 0
     missed: int = 0
     of_streak: Severity = "note"

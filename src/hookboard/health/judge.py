@@ -129,7 +129,7 @@ class Judge:
             case.last, case.missed, case.seen = step, 0, case.seen + 1
         else:
             place: Place = "known" if is_located else "lost" if is_searched else "open"
-            case = Case(rule, finding.module, step, step, finding, "event", place, is_hard=True)
+            case = Case(rule, finding.module, step, finding, "event", place, is_hard=True)
             case.add(finding, step, self.run.window)
         self._open[rule, finding.module] = case
         self.verdicts = self._told()
@@ -286,8 +286,7 @@ class Judge:
         step, key = self.run.now.step, (rule.name, finding.module)
         case = self._open.get(key)
         if case is None:
-            last = step if finding.until is None else finding.until
-            case = self._open[key] = Case(*key, step, last, finding, "step" if rule.at_once else "looks")
+            case = self._open[key] = Case(*key, step, finding, "step" if rule.at_once else "looks")
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window

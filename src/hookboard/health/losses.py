@@ -195,15 +195,11 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
     before = before[np.isfinite(before)]
     if len(before) < SPIKE_HISTORY_STEPS // 4:
         return None
-    usual, largest = median(before), float(before.max())
+    usual = median(before)
     deviation = max(1.4826 * median(np.abs(before - usual)), SPIKE_DEVIATION_FLOOR * abs(usual), TINY_DEVIATION)
-    for loss in losses:
-        above = loss.value - usual
-        if math.isfinite(above) and above > max(
-            SPIKE_DEVIATIONS * deviation, SPIKE_FACTOR_ABOVE_LARGEST * (largest - usual)
-        ):
-            return Spike(loss, usual, above / deviation)
-    return None
+    least = max(SPIKE_DEVIATIONS * deviation, SPIKE_FACTOR_ABOVE_LARGEST * (float(before.max()) - usual))
+    far = (loss for loss in losses if math.isfinite(loss.value) and loss.value - usual > least)
+    return next((Spike(loss, usual, (loss.value - usual) / deviation) for loss in far), None)
 
 
 def is_new_level(spike: Spike, after: np.ndarray) -> bool:

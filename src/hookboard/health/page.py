@@ -178,13 +178,11 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
     Alarms count, and notes that still last; a verdict on a container counts for the layers inside it.
     """
-    names = [layer.name for layer in run.layers]
     marks: dict[str, Mark] = {}
     for verdict in verdicts:
         if verdict.module and (verdict.severity == "alarm" or verdict.until is None):
-            own = [name for name in names if name == verdict.module]
-            inside = [name for name in names if name.startswith(f"{verdict.module}.")]
-            for name in own or inside:
+            inside = [name for name in run.arrays.names if name.startswith(f"{verdict.module}.")]
+            for name in [verdict.module] if verdict.module in run.arrays.places else inside:
                 marks.setdefault(name, verdict.severity)
     return marks
 
@@ -238,7 +236,7 @@ def table_of(
 ) -> Table:
     """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it."""
     shown_by = look_at or {}
-    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    shown = folded_verdicts(verdicts, run.arrays.names)
     rest = len(shown) - TABLE_ROWS_MAX
     more = f"{rest} more verdicts are not shown. " if rest > 0 else ""
     rows = tuple(_row(verdict, shown_by.get(verdict.rule, "")) for verdict in verdicts[:TABLE_ROWS_MAX])
@@ -302,12 +300,12 @@ def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return a sentence, after a space, that names the worst layer of each chart, see `worst`; "" if there is none."""
-    found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
-    for quantity, layer in found.items():
+    for quantity, words in CHARTED.items():
+        layer = worst(quantity, run, verdicts)
         if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
-            named.setdefault(layer[0], []).append(CHARTED[quantity])
-    parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
+            named.setdefault(layer[0], []).append(words)
+    parts = [f"{escaped(name)} ({', '.join(charts)})" for name, charts in named.items()]
     which = "worst" if verdicts else "most unusual"
     return f" The {which} layer in each chart at the last measurement: {'; '.join(parts)}." if parts else ""
 
@@ -329,12 +327,12 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
         every_n_steps,
         " ".join(filter(None, [headline(run, verdicts), caveat(verdicts)])),
         tuple(asdict(verdict.in_sentences()) for verdict in verdicts),
-        tuple(layer.name for layer in run.layers),
+        run.arrays.names,
         tuple(run.course_steps),
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
         tuple(asdict(card) for card in cards_of(verdicts)),
         shows,
-        tuple(map(str, folded_verdicts(verdicts, [layer.name for layer in run.layers]))),
+        tuple(map(str, folded_verdicts(verdicts, run.arrays.names))),
         is_over,
     )
 
@@ -349,7 +347,7 @@ def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
 
     It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
     """
-    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    shown = folded_verdicts(verdicts, run.arrays.names)
     parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(verdicts))}</p>"]
     parts += map(Verdict._repr_html_, shown)
     picture = pictures(run, verdicts).get("health/activation_rms")

@@ -61,7 +61,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     lines += _wrapped(caveat(verdicts), "  ", 4)
-    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    shown = folded_verdicts(verdicts, run.arrays.names)
     for verdict in shown[:CLOSING_VERDICTS_MAX]:
         lines += _wrapped(str(verdict), "  ", 4)
     if len(shown) > CLOSING_VERDICTS_MAX:
@@ -114,7 +114,7 @@ def left_out(run: Run) -> str:
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
         causes.setdefault(run.why_unseen(layer), []).append(layer.name)
-    among = [layer.name for layer in run.layers]
+    among = run.arrays.names
     parts = (
         f"{folded(_parents(names, among), among)}{cause and ', because '}{cause}" for cause, names in causes.items()
     )

@@ -185,15 +185,13 @@ class Run:
     @property
     def constant_loss(self) -> float:
         """`facts.constant_loss`; NaN if the first logged loss is a different one, such as a sum over batches."""
-        first = self.losses.first[0].value if self.losses.first else math.nan
-        is_another = abs(first - self.facts.loss) > SAME_LOSS_SHARE * abs(self.facts.loss)
+        is_another = abs(self.losses.very_first - self.facts.loss) > SAME_LOSS_SHARE * abs(self.facts.loss)
         return math.nan if is_another else self.facts.constant_loss
 
     def see(self, look: Look) -> None:
         """Add the look of a measured step to the history and make it `now`, the one that rules judge."""
-        is_first = self.first is None
-        if self.first is None:
-            self.first = look
+        is_first = self.seen == 0
+        self.first = self.first or look
         self._put_in_order(look)
         self.looks.append(look)
         self.now, self.latest = look, LookArrays(look, self.arrays)
@@ -234,7 +232,8 @@ class Run:
         """
         known = {layer.name: layer for layer in self.layers}
         # What was replaced by another kind begins anew: what the old one gave is no history of the new one.
-        same = {name for name, old in known.items() if name in layers and _is_alike(old, layers[name])}
+        traits = {name: (layer.type, layer.shapes) for name, layer in layers.items()}
+        same = {name for name, old in known.items() if (old.type, old.shapes) == traits.get(name)}
         self._ran = {name: None for name in self._ran if name in layers}
         self._watched = dict(layers)
         self.silence = self.silence.among(same)
@@ -335,14 +334,13 @@ class Run:
     @property
     def has_blown_up(self) -> bool:
         """True if the loss, or the outputs of a layer, grew by orders of magnitude while they were finite."""
-        begin = max([abs(loss.value) for loss in self.losses.first[:1]], default=0.0)
-        if self.losses.largest > BLOWN_UP_LOSS_FACTOR * max(begin, abs(self.losses.start), 1.0):
+        begin = max(1.0, abs(self.losses.very_first), abs(self.losses.start))
+        if self.losses.largest > BLOWN_UP_LOSS_FACTOR * begin:
             return True
         course = self.course("activation_rms")
         with np.errstate(invalid="ignore", over="ignore"):
-            return bool(
-                (np.where(np.isfinite(course), course, 0.0).max(axis=1) > BLOWN_UP_OUTPUT_FACTOR * course[:, 0]).any()
-            )
+            largest = np.where(np.isfinite(course), course, 0.0).max(axis=1)
+            return bool((largest > BLOWN_UP_OUTPUT_FACTOR * course[:, 0]).any())
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
         """Return the statistics of each channel at the latest measurements; of wide tensors, of every k-th channel.
@@ -357,13 +355,11 @@ class Run:
             been fewer looks so far, or if one of them lacks these channels or has a different number of them.
         """
         count = self.window if looks is None else looks
-        if len(self.looks) < count:
-            return None
         readings = [look.of(name, role) for look in list(self.looks)[-count:]]
-        known = [reading for reading in readings if reading is not None and reading.channels is not None]
-        if len(known) < count or len({reading.width for reading in known}) > 1:
+        known = [(one.width, one.channels) for one in readings if one is not None and one.channels is not None]
+        if len(known) < count or len({width for width, _ in known}) > 1:
             return None
-        return np.stack([reading.channels for reading in known if reading.channels is not None])
+        return np.stack([channels for _, channels in known])
 
     def _keep_first_nonfinite(self, look: Look) -> None:
         if not look.readings.rows[:, _NONFINITE].any():
@@ -422,10 +418,6 @@ def _may_be_masked(look: Look) -> bool:
     """Return True if a look shows neither NaN nor +Inf, nor a loss that is not finite: -Inf alone may be a mask."""
     is_bad = look.readings.rows[:, _NAN_AND_INF].any()
     return not is_bad and all(math.isfinite(loss.value) for loss in look.losses)
-
-
-def _is_alike(one: Layer, other: Layer) -> bool:
-    return (one.type, one.shapes) == (other.type, other.shapes)
 
 
 USUAL_WEIGHT_NORM_MIN = 0.1

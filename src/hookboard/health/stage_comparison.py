@@ -72,9 +72,8 @@ class StageComparison:
     has_other_weights: bool = False
 
 
-def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> StageComparison:
+def compared(evaluation: Look, training: Sequence[Look], layers: Sequence[Layer]) -> StageComparison:
     """Compare an evaluation with the last look in training; the looks before it tell which gaps are usual."""
-    layers = list(layers)
     *others, last = training
     # In a training that moves fast, what lies farther apart differs by more.
     are_near = bool(others) and evaluation.step - last.step <= last.step - others[0].step
