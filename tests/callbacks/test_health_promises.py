@@ -16,6 +16,7 @@ from toys import ALWAYS, Toy, batches, events, fit, mlp
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks.loss_meter import LossMeter, summed
+from hookboard.callbacks.reporter import Reporter
 from hookboard.health.judge import Judge
 from hookboard.health.page import Page
 from hookboard.measure.row import FIELDS
@@ -89,7 +90,7 @@ BROKEN = [
     (Table, "send"),
     (Judge, "see"),
     (Page, "entry"),
-    (Page, "last"),
+    (Reporter, "close"),
 ]
 
 

@@ -246,7 +246,9 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     """Return `dead_fraction` and `sample_spread` of each layer, shape (layers,) each; NaN where there is none."""
     units, columns = look.outputs, look.outputs.columns
     fraction, spread = np.full(len(look.layers.names), np.nan), np.full(len(look.layers.names), np.nan)
-    dead = units.is_zero & (columns["nan"] + columns["posinf"] + columns["neginf"] == 0)
+    dead = units.is_zero
+    if look.rows["output"].nonfinite.any():
+        dead = dead & (columns["nan"] + columns["posinf"] + columns["neginf"] == 0)
     counts = [np.add.reduceat(part, units.starts, dtype=np.intp) for part in (dead, units.has_values)]
     fraction[units.places] = counts[0] / counts[1]
     within = np.add.reduceat(np.square(columns["deviation"]), units.starts)
@@ -331,14 +333,15 @@ class Silence:
         )
         is_below = (units.columns["max"] <= 0) & units.has_values & ~units.is_zero
         is_silent = (units.is_zero & may_be_0) | (is_below & may_be_below)
-        active = self._places[units.has_values & ~is_silent & (may_be_0 | may_be_below)]
-        back = active[self.looks[active] > 0]
+        was_silent = self.looks[self._places] > 0
+        back = self._places[was_silent & units.has_values & ~is_silent & (may_be_0 | may_be_below)]
         self.ended[back] = np.maximum(self.ended[back], self.looks[back])
         self.looks[back] = self.samples[back] = 0
-        now = self._places[is_silent]
+        rows = np.flatnonzero(is_silent)
+        now = self._places[rows]
         self.since[now[self.looks[now] == 0]] = look.look.step
         self.looks[now] += 1
-        self.samples[now] += units.columns["count"][is_silent]
+        self.samples[now] += units.columns["count"][rows]
 
     def lasting(self, looks: int) -> np.ndarray:
         """Return which units have been silent for at least this many looks, shape (units,), bool.

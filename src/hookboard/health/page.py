@@ -102,8 +102,19 @@ class Page:
         if not self._is_recording:
             return
         try:
-            shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
-            record = _record_of(run, verdicts, self.every_n_steps or 1, shows, is_over)
+            values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
+            record = HealthRecord(
+                self.every_n_steps or 1,
+                " ".join(filter(None, [headline(run, verdicts), caveat(verdicts)])),
+                tuple(asdict(verdict.in_sentences()) for verdict in verdicts),
+                run.arrays.names,
+                tuple(run.course_steps),
+                {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
+                tuple(asdict(card) for card in cards_of(verdicts)),
+                seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else "",
+                tuple(map(str, folded_verdicts(verdicts, run.arrays.names))),
+                is_over,
+            )
             # The record of a resumed fit does not replace the one of the steps before.
             first = run.first.step if run.first else 0
             entry.records[f"{HEALTH}/{first}" if first else HEALTH] = record.strings()
@@ -138,14 +149,14 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     places = np.flatnonzero(np.isfinite(values))
     if not len(places):
         return None
-    if quantity == "dead_fraction":
-        place = int(places[np.argmax(values[places])])
-        return run.layers[place].name, float(values[place])
-    for verdict in verdicts:
-        if verdict.until is None and (place := run.place(verdict.module)) in places:
-            return verdict.module, float(values[place])
-    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
-    place = int(places[np.argmax(np.abs(logs - median(logs)))])
+    sizes = values[places]
+    if quantity != "dead_fraction":
+        for verdict in verdicts:
+            if verdict.until is None and (place := run.place(verdict.module)) in places:
+                return verdict.module, float(values[place])
+        logs = np.log10(np.maximum(sizes, np.finfo(np.float64).tiny))
+        sizes = np.abs(logs - median(logs))
+    place = int(places[np.argmax(sizes)])
     return run.layers[place].name, float(values[place])
 
 
@@ -321,22 +332,6 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
     return np.where(run.course(SPOILED[quantity]) == 1, np.inf, shown) if quantity in SPOILED else shown
 
 
-def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows: str, is_over: bool) -> HealthRecord:
-    values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
-    return HealthRecord(
-        every_n_steps,
-        " ".join(filter(None, [headline(run, verdicts), caveat(verdicts)])),
-        tuple(asdict(verdict.in_sentences()) for verdict in verdicts),
-        run.arrays.names,
-        tuple(run.course_steps),
-        {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
-        tuple(asdict(card) for card in cards_of(verdicts)),
-        shows,
-        tuple(map(str, folded_verdicts(verdicts, run.arrays.names))),
-        is_over,
-    )
-
-
 def key_of(verdict: Verdict) -> VerdictKey:
     """Return (severity, rule, module, whether it lasts), which stays the same while the verdict's numbers change."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None
@@ -347,9 +342,8 @@ def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
 
     It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
     """
-    shown = folded_verdicts(verdicts, run.arrays.names)
     parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(verdicts))}</p>"]
-    parts += map(Verdict._repr_html_, shown)
+    parts += map(Verdict._repr_html_, folded_verdicts(verdicts, run.arrays.names))
     picture = pictures(run, verdicts).get("health/activation_rms")
     if picture is not None:
         data, width, _ = picture.encode()
