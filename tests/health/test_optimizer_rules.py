@@ -172,12 +172,6 @@ FOUND = {
         ("fc1", "alarm"),
         "",
     ),
-    "one weight without a gradient": (
-        NO_GRADIENT,
-        always({("fc1.bias", "parameter_grad"): zeros("fc1.bias", "parameter_grad")}),
-        ("fc1", "note"),
-        "",
-    ),
     "a layer in no optimizer": (NOT_UPDATED, {"held": without("fc1")}, ("fc1", "alarm"), "no optimizer"),
     "one that only its output's gradient shows": (
         NOT_UPDATED,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from health.looks import reading, row
-from health.runs import falling, findings, harmed, linear, noise, nothing, run_of, weights
+from health.runs import findings, linear, noise, nothing, run_of, weights
 
-from hookboard.health.rules.units import SYMMETRIC_UNITS, TWIN_WEIGHT_TOLERANCE
+from hookboard.health.rules.units import SYMMETRIC_UNITS
 
 
 def equal(units, value=0.1):
@@ -61,35 +61,6 @@ def test_frozen_weights_and_embeddings_are_no_matter():
     assert not symmetric(equal(8), equal(8, 0.01), linear("fc0", kind="embedding"))
 
 
-def constant_at_first(value, losses, units=8, takes=8, kind="linear", deviation=0.0):
-    began, parted = weights("fc0", rows=[row(8, value, deviation)] * units), weights("fc0", rows=noise(units))
-    layer = linear("fc0", units, takes, kind)
-    return findings(SYMMETRIC_UNITS, run_of([layer], lambda n: parted if n else began, losses=losses))
-
-
-@pytest.mark.parametrize("losses", [falling, harmed])
-@pytest.mark.parametrize("kind", ["linear", "conv", "recurrent"])
-def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(kind, losses):
-    (finding,) = constant_at_first(0.03, losses, kind=kind)
-    assert finding.severity == "alarm"
-    assert finding.evidence.startswith(
-        "all elements of fc0.weight were 0.03 at the start, so its units began identical"
-    )
-
-
-@pytest.mark.parametrize(
-    ("units", "takes", "kind", "fires"),
-    [
-        (4, 2, "conv", True),
-        (3, 2, "conv", False),  # a few units
-        (4, 1, "conv", False),  # a filter for each channel, which may begin as a mean
-        (4, 2, "other", False),  # perhaps a factor for each element
-    ],
-)
-def test_a_constant_that_may_be_meant_is_well(units, takes, kind, fires):
-    assert bool(constant_at_first(0.03, harmed, units, takes, kind)) is fires
-
-
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (1, 8, 1, 1), (8, 1, 1)])
 @pytest.mark.parametrize("gradient", [noise(8, scale=0.01), equal(8, 0.01)])
 def test_a_factor_for_each_channel_has_no_units_that_could_be_copies(shape, gradient):
@@ -97,16 +68,6 @@ def test_a_factor_for_each_channel_has_no_units_that_could_be_copies(shape, grad
     scale = replace(linear("fc0", kind="other"), shapes={"fc0.weight": shape}, weights=("fc0.weight",))
     assert not symmetric(ones, gradient, scale)
     assert symmetric(ones, equal(8, 0.01), linear("fc0", 8, 1))  # which has one input
-
-
-def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():
-    assert not constant_at_first(0.03, harmed, kind="embedding")
-    assert not constant_at_first(0.03, harmed, deviation=0.03 * 2 * TWIN_WEIGHT_TOLERANCE)
-    assert constant_at_first(0.03, harmed, deviation=0.03 * 0.5 * TWIN_WEIGHT_TOLERANCE)
-
-
-def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():
-    assert not constant_at_first(0.0, harmed)
 
 
 def test_of_several_layers_with_equal_units_the_first_is_named():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from health import runs
-from health.looks import reading, row
 from health.test_evaluation_rule import CHANGING, GAP_RULE, evaluation
 from health.test_update_rules import TOO_LARGE, moved
 from health.trainings import WINDOW, falling, judged, risen, training
@@ -13,7 +12,6 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.health.judge import Judge
-from hookboard.health.rules.units import PARTED_SHARE, SYMMETRIC_UNITS
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
 LEAPT = [2.3, 9.0, *falling(38)]
@@ -94,27 +92,6 @@ def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
 
 def runs_looks(seen, count):
     return [runs.look(10 * number, list(seen(number)), runs.falling(number)) for number in range(count)]
-
-
-@pytest.mark.usefixtures("at_every_look")
-@pytest.mark.parametrize(("share", "until"), [(0.9 * PARTED_SHARE, None), (1.1 * PARTED_SHARE, 110)])
-def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
-    layer = runs.linear("fc0")
-
-    def seen(number):
-        # The means of 100 elements deviate by a tenth of `share` from unit to unit; the RMS is 1.
-        by = 0.1 * (share if number >= 12 else 0.01)
-        parted = [row(100, by * (-1) ** unit, float(np.sqrt(1 - by**2))) for unit in range(8)]
-        yield reading("fc0.weight", "parameter_before", parted if number else [row(100, 0.03, 0.0)] * 8)
-        yield reading("fc0.weight", "parameter_grad", runs.noise(8, number, 0.01))
-
-    judge = Judge([SYMMETRIC_UNITS], {"fc0": layer}, WINDOW)
-    for look in runs_looks(seen, 40):
-        judge.see(look)
-    (verdict,) = judge.verdicts
-    severity = "alarm" if until is None else "note"
-    assert (verdict.severity, verdict.since, verdict.until) == (severity, 0, until)
-    assert f"they now differ only {100 * share:.3g}% as much" in verdict.evidence
 
 
 def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():

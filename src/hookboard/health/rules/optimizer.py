@@ -56,33 +56,6 @@ def no_gradient(run: Run) -> Iterator[Finding]:
         yield _unused(run, look, idle, "alarm" if is_all else "note")
     for chain in chains:
         yield _cut(run, look, chain, others)
-    if others:
-        yield from _in_part(run, look, idle)
-
-
-def _in_part(run: Run, look: Look, idle: Sequence[Layer]) -> Iterator[Finding]:
-    """Report layers of which some weights get no gradient; those with the same reason in one finding."""
-    alike: dict[str, list[tuple[Layer, str]]] = {}
-    for layer in run.layers:
-        weights = [] if layer in idle else stepped_weights(look, layer)
-        without = [name for name in weights if not has_gradient(look, name)]
-        if not without or len(without) == len(weights):
-            continue
-        has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
-        what = "only zero gradients" if has_zeros else "no gradient"
-        evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
-        advice = "check whether forward() uses all weights of the layer"
-        if has_zeros and all(len(layer.shapes[name]) == 1 for name in without):
-            advice = (
-                "ignore this if the loss cannot depend on it, as with a bias that cancels out when two outputs are "
-                "subtracted"
-            )
-        elif has_zeros:
-            advice = "check why its input is 0; ignore this if it is an optional input that is not used here"
-        alike.setdefault(advice, []).append((layer, evidence))
-    for advice, ((layer, evidence), *rest) in alike.items():
-        also = f"; the same is true of {len(rest)} other layer{'s' * (len(rest) > 1)}" if rest else ""
-        yield Finding(layer.name, f"{evidence}{also}", advice)
 
 
 def _idle(run: Run, look: Look) -> list[Layer]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hookboard.health.arrays import SILENT_AT_ZERO_KINDS, Units, onsets
-from hookboard.health.look import Look, every_unit
+from hookboard.health.look import every_unit
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     counted,
     get_zeros,
-    harm_of,
     percent_range,
     source_of,
     unit_rows,
@@ -384,13 +383,6 @@ UNIT_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "recurrent"})
 TWIN_SHARE_ALARM = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
 
-CONSTANT_WEIGHT_UNITS_MIN = 4
-"""Number of units from which a constant weight is reported (a choice)."""
-
-PARTED_SHARE = 0.5
-"""Units that began identical have diverged where they differ by this share of what independent random weights of their
-size do (a choice)."""
-
 TWIN_WEIGHT_TOLERANCE = 1e-5
 """Two units have the same weights if none of their numbers differs by more than this share of its size: about 100
 roundings of float32."""
@@ -414,7 +406,7 @@ def _symmetric_units(run: Run) -> Iterator[Finding]:
 
 
 def _suspects(run: Run) -> list[int]:
-    """Return the indices of layers with a trainable weight that may have equal units, or that was constant at first.
+    """Return the indices of layers with a trainable weight that may have equal units.
 
     The check is cheap; `_in_layer` examines these layers exactly.
     """
@@ -422,9 +414,6 @@ def _suspects(run: Run) -> list[int]:
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
     is_suspect[weights.places[_with_close_units(weights, is_judged)]] = True
-    before = run.initial.rows["parameter_before"]
-    is_constant = (before.deviation <= TWIN_WEIGHT_TOLERANCE * np.abs(before.mean)) & (before.mean != 0)
-    is_suspect[weights.places] |= is_judged & is_constant[weights.places]
     return sorted(set(table.owner[is_suspect].tolist()))
 
 
@@ -460,59 +449,20 @@ def _in_layer(run: Run, layer: Layer) -> Finding | None:
         if layer.kind not in UNIT_KINDS and sum(size > 1 for size in layer.shapes.get(name, ())) == 1:
             continue  # a scale for each channel: it has no units
         outputs = _outputs_of(run, layer, name, weight)
-        value = _constant_at_first(run, name, weight.width)
+        began_equal = _was_constant(run, name, weight.width)
         is_judged = weight.width == gradient.width
-        twins = _twins(weight.channels, gradient.channels, outputs, value is not None) if is_judged else 0
+        twins = _twins(weight.channels, gradient.channels, outputs, began_equal) if is_judged else 0
         if twins:
             return _symmetric_finding(layer, name, twins, len(weight.channels), outputs is not None)
-        if value is not None and _has_units(layer, name):
-            return _constant_finding(run, layer, name, value)
     return None
 
 
-def _has_units(layer: Layer, name: str) -> bool:
-    """Return True if nobody fills such a weight with one value on purpose; a filter for each channel may be a mean."""
-    shape = layer.shapes[name]
-    is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= CONSTANT_WEIGHT_UNITS_MIN
-    return is_matrix and layer.kind in UNIT_KINDS
-
-
-def _constant_at_first(run: Run, name: str, units: int) -> float | None:
-    """Return the first value of all elements of a weight; None if they differ, are 0, unknown or < 2 for each unit."""
+def _was_constant(run: Run, name: str, units: int) -> bool:
+    """Return True if all elements of a weight, two or more for each unit, were equal at first and not 0."""
     before = None if run.first is None else run.first.of(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
-        return None
-    is_constant = before.moments.deviation <= TWIN_WEIGHT_TOLERANCE * abs(before.moments.mean)
-    return before.moments.mean if is_constant else None
-
-
-def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Finding:
-    course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
-    now = course[-1][1]
-    evidence = (
-        f"all elements of {name} were {value:.3g} at the start, so its units began identical and are slow to "
-        f"diverge; they now differ only {100 * now:.3g}% as much as random units would"
-    )
-    until = (
-        max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)
-        if now >= PARTED_SHARE
-        else None
-    )
-    evidence = f"{evidence}{harm_of(run)}."
-    # That its units are alike is seen at this very step, whatever the loss does.
-    return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm", TWIN_SHARE_ALARM, is_hard=until is None, until=until)
-
-
-def _parted(look: Look, name: str) -> float:
-    """Return how much the units of a weight differ: 0 if they are equal, about 1 if random; NaN if not measured.
-
-    It is the standard deviation of the units' means over that of independent random units, RMS / sqrt(elements).
-    """
-    weight = look.of(name, "parameter_before")
-    if weight is None or weight.channels is None or not weight.moments.rms > 0:
-        return math.nan
-    means, counts = weight.channels[:, _MEAN], weight.channels[:, _COUNT]
-    return float(np.std(means) * math.sqrt(np.median(counts)) / weight.moments.rms)
+        return False
+    return before.moments.deviation <= TWIN_WEIGHT_TOLERANCE * abs(before.moments.mean)
 
 
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
