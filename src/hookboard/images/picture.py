@@ -130,7 +130,7 @@ class Picture:
         for k, line in enumerate(caption):
             draw.text((MARGIN, MARGIN + k * LINE_HEIGHT), line, self._colour(INK), font())
         for bar in self.bars:
-            self._draw_bar(draw, bar, end)
+            self._draw_bar(image, draw, bar, end)
         return self._coloured(image)
 
     def tiles(self) -> Image.Image:
@@ -149,7 +149,7 @@ class Picture:
             image.save(file, "PNG", compress_level=PNG_COMPRESSION)
         return file.getvalue(), image.width, image.height
 
-    def _draw_bar(self, draw: ImageDraw.ImageDraw, bar: Bar, end: int) -> None:
+    def _draw_bar(self, image: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, end: int) -> None:
         ink, top, left, right = self._colour(INK), end + 10, MARGIN + bar.left, MARGIN + bar.right
         draw.text((left, top + 8), bar.label, ink, font(), "lm")
         x = left
@@ -159,8 +159,9 @@ class Picture:
             x += 30 + round(font().getlength(words))
         behind = max(left + round(font().getlength(bar.label)), x) + MARGIN
         start = behind if bar.start is None else MARGIN + bar.start
-        for x in range(start, right):
-            draw.line((x, top, x, top + 15), self._colour((x - start) * (LEVELS - 1) // max(right - start - 1, 1)))
+        levels = (np.arange(right - start) * (LEVELS - 1) // max(right - start - 1, 1)).astype(np.uint8)
+        strip = np.repeat(levels[None], 16, axis=0)
+        image.paste(Image.fromarray(strip if self.pixels.ndim == 2 else self.palette[strip]), (start, top))
         scale, ends = bar.scale, bar.ends or bar.scale.ends
         marks = [(float(start), ends[0]), (right - 1.0, ends[1])]
         if bar.ends is None:
