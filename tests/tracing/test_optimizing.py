@@ -117,13 +117,6 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     )
 
 
-def test_layers_in_a_list_that_are_too_small_to_look_like_anything_are_an_alarm_too():
-    model = Hidden()
-    model.hidden = [nn.Linear(4, 5), nn.Linear(5, 4)]
-    (found,) = said(model)
-    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-
-
 def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():
     def all_of(model):
         return [*model.parameters(), *(p for layer in model.hidden for p in layer.parameters())]

@@ -161,10 +161,10 @@ def _first_line(step: StepTrace, value: Value) -> str:
 def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
     """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches.
 
-    An alarm if a matrix among them still looks as torch initializes it, so that it was never trained, or if they are
-    layers in a list that are too small to tell. A note otherwise, and if that `may_be_meant`, as for a copy of the
-    model that `training_step` trains itself. Nothing if all these matrices are copies of the model's, such as averaged
-    weights, or if the step has made the parameters, such as a perturbation, and none looks like a new layer.
+    An alarm if a matrix among them still looks as torch initializes it, so that it was never trained. A note otherwise,
+    and if that `may_be_meant`, as for a copy of the model that `training_step` trains itself. Nothing if all these
+    matrices are copies of the model's, such as averaged weights, or if the step has made the parameters, such as a
+    perturbation, and none looks like a new layer.
     """
     fresh = [one for one in left if one.is_fresh]
     matrices = fresh or [one for one in left if len(one.shape) > 1]
@@ -178,7 +178,6 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
     as_torch = f"; {len(fresh)} of them still {have} PyTorch's initialization (shape {shapes})" if fresh else ""
     named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
     who = f" ({listed(named, 3)})" if named else anew
-    is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
     yield Finding(
         "",
         f"{they} registered neither in the model nor in an optimizer{who}{as_torch}"
@@ -186,7 +185,7 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model registers their parameters; ignore this if they should stay fixed, like a network used "
         "only in the loss",
-        "alarm" if (fresh or is_open) and not may_be_meant else "note",
+        "alarm" if fresh and not may_be_meant else "note",
         is_hard=False,
         rule="not_in_optimizer",
     )
