@@ -52,11 +52,13 @@ class CallPlace(NamedTuple):
     Args:
         module: the layer that was running; "" if unknown.
         line: the user's line, such as "model.py:31"; "" if unknown.
+        before: calls since the previous node that can make a NaN or Inf, but left no node, as they needed no gradient.
         is_after: whether the layer is not known, and `module` is the last one before that has weights.
     """
 
     module: str = ""
     line: str = ""
+    before: tuple[str, ...] = ()
     is_after: bool = False
 
     @property
@@ -142,6 +144,9 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
         return BadOperation(names, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
     likely = sorted({*(certain or possible)} - {taker}, key=nodes.index)
     earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
+    if is_open:
+        until = len(nodes) if taker is None else nodes.index(taker) + 1
+        earlier += [call for node in nodes[:until] for call in places[node].before]
     earlier = [*dict.fromkeys(earlier)]
     if taker is None:
         return BadOperation((), "took", CallPlace(), {}, None, earlier) if earlier else None

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType
@@ -69,6 +69,15 @@ _MODULE_CALLS = calls_of_modules()
 
 No other locals are read: Python then changes what `locals()` has returned to the function, and has its frame hold them
 to its end, as this code does anyway."""
+
+_RISKY = {
+    **{
+        name: name for name in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "exp", "reciprocal", "softmax")
+    },
+    **dict.fromkeys(("div", "truediv", "rtruediv", "divide"), "div"),
+}
+"""Name of a function that can make a NaN or Inf to what it is called in messages."""
+
 
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"})
 """Functions after which a backward pass may do something besides; nodes get hooks by way of `grad_fn`."""
@@ -293,9 +302,14 @@ class StepTrace(TorchFunctionMode):
         counts = Counter(map(sequence_number_of, nodes))  # each thread counts for itself
         calls = [*zip(self.numbers, self.ops, strict=True)]
         places = {number: op.place for made, op in calls for number in made if counts[number] == 1}
+        without = deque((made.start, op) for made, op in calls if not made and op.name in _RISKY)
         for node in nodes:
-            place = places.get(sequence_number_of(node), _NOWHERE)
-            found.append(step_of(node, CallPlace(place.module, place.short_line)))
+            before, number = list[str](), sequence_number_of(node)
+            while without and without[0][0] <= number:
+                _, op = without.popleft()
+                before.append(f"{_RISKY[op.name]}()" + (f" at {op.place.short_line}" if op.place.file else ""))
+            place = places.get(number, _NOWHERE)
+            found.append(step_of(node, CallPlace(place.module, place.short_line, tuple(before))))
         return found
 
     def flow(self) -> Flow:
