@@ -15,7 +15,7 @@ from hookboard.health.case import Case
 from hookboard.health.rules.shared import are_targets_unscaled
 from hookboard.health.run import Run
 
-Where = Literal["anywhere", "same", "before"]
+Where = Literal["anywhere", "same", "before", "behind"]
 When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 
@@ -25,8 +25,8 @@ class Cause:
 
     Args:
         where: the layers whose findings it explains, relative to the layer of the cause: the `same` one; with `before`
-            also all that run before it; or `anywhere`. Where the cause or the finding is of the whole model, any of
-            the three holds.
+            also all that run before it, with `behind` all that run after it; or `anywhere`. Where the cause or the
+            finding is of the whole model, any of these holds.
         when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
             at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
             the first look. `by steps`: `by then`, and the effect began after the first look.
@@ -86,6 +86,8 @@ CAUSES: tuple[Cause, ...] = (
         only_if=lambda run: are_targets_unscaled(run) and _is_plain(run),
     ),
     Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", is_hard=True),
+    # What a layer of 0 feeds is the same for all samples.
+    Cause("dead_units", ("collapsed",), "behind", is_hard=True),
     Cause("dead_units", ("activation_scale", "collapsed", "symmetric_units", "not_updated"), "same"),
     Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
@@ -202,7 +204,7 @@ def _is_there(run: Run, one: Case, other: Case, where: Where) -> bool:
     if where == "anywhere" or not one.module or not other.module:
         return True
     at, place = run.place(one.module), run.place(other.module)
-    return place == at if where == "same" else place <= at
+    return place == at if where == "same" else place <= at if where == "before" else place >= at
 
 
 def _is_then(run: Run, one: Case, other: Case, when: When) -> bool:
