@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from hookboard.base.torch_private import sequence_number_of
+from hookboard.base.torch_private import saved_tensors_of, sequence_number_of
 from hookboard.health.rule import Finding
 from hookboard.tracing.calls import Value
 
@@ -70,6 +70,10 @@ class PartialGraph:
     def has(self, value: Value) -> bool:
         """Return True if the graph has the tensor, so that its gradient can be asked."""
         return value.node is not None and value.node[0] in self._nodes
+
+    def saved_by(self, value: Value) -> dict[str, Tensor]:
+        """Return what the call that made a tensor has saved, by the names of autograd; {} if nothing may be asked."""
+        return {} if self.why_not or value.node is None else saved_tensors_of(self._nodes[value.node[0]])
 
     def gradients(self, end: Value, weights: Tensor, values: Sequence[Value]) -> list[Tensor | None]:
         """Return the gradient of the weighted sum of a tensor's numbers in each of these tensors; None for 0.

@@ -27,7 +27,7 @@ def terms_of(loss: Value) -> list[Value]:
 
     Of several that one line makes in a loop, only the last one in the sum.
     """
-    found = [value for value in _sums(loss) if not _parts(value) and not is_nothing(value)]
+    found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
     return list({kind_of(value): value for value in reversed(found)}.values())
 
 
@@ -57,7 +57,7 @@ def _sums(loss: Value) -> Iterator[Value]:
             waiting.extend(_parts(value))
 
 
-def is_nothing(value: Value) -> bool:
+def _is_nothing(value: Value) -> bool:
     """Return True for 0 times something, as where a library wants a loss that needs a gradient."""
     op = value.op
     return (
@@ -70,7 +70,7 @@ def is_nothing(value: Value) -> bool:
 def _parts(value: Value) -> list[Value]:
     """Return the single numbers whose sum a value is a multiple of; [] if it is no such sum."""
     op = value.op
-    if op is None or op.name not in _JOINING | MULTIPLYING or is_nothing(value):
+    if op is None or op.name not in _JOINING | MULTIPLYING or _is_nothing(value):
         return []
     is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
     parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]

@@ -107,9 +107,9 @@ class Reader:
         given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
         self.reached |= given
         graph = PartialGraph(nodes_behind(loss), self.step.numbers, loss.device, self.step.not_asked)
-        still = still_terms(value)
+        still = still_terms(value, self._parameters, graph)
         # Those on which it depends with a gradient or without; not only through its targets, as those of a teacher.
-        behind = functools.partial(weights_behind, value, targets_of(value))
+        behind = functools.partial(weights_behind, value, self._parameters, graph, targets_of(value))
         self.moving |= given | (self._trained & behind())
         self._moved = self._trained & behind(beyond_choices=False)
         without = self._trained - self.reached
