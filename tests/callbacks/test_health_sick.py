@@ -95,6 +95,27 @@ def test_a_bias_that_cancels_out_beside_a_weight_that_is_computed_is_well():
     assert monitor.verdicts == ()
 
 
+class Annealed(Toy):
+    """Its second head counts by a weight in a buffer, which is 0 at first."""
+
+    def __init__(self, steps):
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(4, 4))
+        self.first, self.second = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.steps = steps
+        self.register_buffer("weight", torch.tensor(0.0))
+
+    def training_step(self, batch, batch_idx):
+        self.weight.fill_(float(batch_idx >= self.steps))
+        x = self.net(batch)
+        return mean_square(self.first(x)) + self.weight * mean_square(self.second(x))
+
+
+@pytest.mark.parametrize("steps", [6, 100])
+def test_a_term_that_is_multiplied_by_a_tensor_of_0_is_no_alarm(steps):
+    assert alarms_of(Annealed(steps), batches(*[16] * 20)) == []
+
+
 @pytest.mark.parametrize(("every", "said"), [(0, ["g.0"]), (1, []), (3, [])])
 def test_an_optimizer_that_never_steps_is_said_to_be_so(every, said):
     torch.manual_seed(0)

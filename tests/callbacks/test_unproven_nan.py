@@ -10,6 +10,7 @@ from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cross_entropy,
     mse_loss,
+    pad,
     scaled_dot_product_attention,
     smooth_l1_loss,
 )
@@ -47,6 +48,21 @@ def test_a_function_that_makes_no_nan_has_taken_it(name):
     evidence = evidence_of(lambda x, bad: getattr(opposites(x, bad), name)())
     assert f"to receive a non-finite value was {name}() after 'net.first'" in evidence
     assert "the value was produced earlier, perhaps by mul(), div()" in evidence
+
+
+PUTS_IN = {
+    "masked_fill": lambda x: x.masked_fill(x > 0, math.nan),
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), math.nan),
+    "pad": lambda x: pad(x[:, 1:], (0, 1), value=math.nan),
+    "remainder": lambda x: torch.remainder(x, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PUTS_IN)
+def test_the_layer_before_a_call_that_puts_a_nan_in_has_not_made_it(name):
+    evidence = evidence_of(lambda x, bad: PUTS_IN[name](x.atanh()) if bad else x)
+    assert "came from linear()" not in evidence
+    assert f"came from {name}()" in evidence or "the value was produced earlier" in evidence
 
 
 def test_rows_of_nan_are_not_called_masked():

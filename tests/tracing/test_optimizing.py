@@ -92,6 +92,19 @@ def test_what_is_trainable_only_later_must_be_in_an_optimizer(is_held):
         assert others + 1 == len(model.body)
 
 
+def test_what_was_never_frozen_is_not_said_to_have_been():
+    class Mixed(Model):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.body[0].requires_grad_(batch_idx > 3)
+
+    model = Mixed(lambda model: [*model.body[1].parameters(), *model.head.parameters()])
+    model.body[0].requires_grad_(False)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * 12), monitor)
+    said = {one.module: "were frozen at first" in one.evidence for one in monitor.verdicts if one.rule == "not_updated"}
+    assert said == {"body.0": True, "body.2": False}
+
+
 class Hidden(Model):
     """Has a layer in a list, where `parameters()` does not find it."""
 

@@ -42,6 +42,14 @@ _MAKING_ONLY = {
 }
 """Operations that make only one of both, to what tells it."""
 
+_HANDING = """
+view unsafe_view reshape_alias t transpose permute squeeze unsqueeze expand slice select alias clone to_copy neg abs
+relu sum mean
+"""
+_HANDING_ON = frozenset(_HANDING.split())
+"""Operations whose result is not finite only because their input is not, but for sums that overflow. Others, such as
+`masked_fill`, may put a NaN into it."""
+
 _RESULTS = ("result", "result0", "output")
 """The names under which a node saves what it has returned."""
 
@@ -135,17 +143,18 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     if found is None:
         return None
     certain, possible, is_open = found
-    makers = sorted(certain or ([] if is_open else possible), key=nodes.index)
+    order = {node: number for number, node in enumerate(nodes)}
+    makers = sorted(certain or ([] if is_open else possible), key=order.__getitem__)
     # Operations on one line have one place; without a line, one operation has, such as both factors of a product.
     if len({(places[node].module, places[node].line or operation_of(node)) for node in makers}) == 1:
         call, names = _Call(makers[-1]), [*dict.fromkeys(map(operation_of, makers))]
         given = call.computed() if given is None and len(names) == 1 else given
         taken = {name: one for name, one in call.taken.items() if is_finite(one)}
         return BadOperation(names, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
-    likely = sorted({*(certain or possible)} - {taker}, key=nodes.index)
+    likely = sorted({*(certain or possible)} - {taker}, key=order.__getitem__)
     earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
     if is_open:
-        until = len(nodes) if taker is None else nodes.index(taker) + 1
+        until = len(nodes) if taker is None else order[taker] + 1
         earlier += [call for node in nodes[:until] for call in places[node].before]
     earlier = [*dict.fromkeys(earlier)]
     if taker is None:
@@ -201,8 +210,10 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
         call = _Call(node)
         unknown, makes = call.unknown(finite), _makes(call)
         if edge in bad and not unknown:
-            makes = "made"  # its result is not finite, and all that it took is
-        elif edge in bad and makes == "passed on" and len(unknown) == 1:
+            again = call.computed()
+            # Its result is not finite, and all that it took is; unless another call has changed that in place.
+            makes = "made" if again is None or not is_finite(again) else "passed on"
+        elif edge in bad and call.name in _HANDING_ON and len(unknown) == 1:
             bad.update(unknown)
         if makes == "made":
             certain.append(node)
@@ -222,9 +233,8 @@ def _makes(call: "_Call") -> Literal["made", "may have made", "passed on"]:
         can = can and bool(_MAKING_ONLY.get(call.name, _is_bad)(local(call.result)).any())
         return "may have made" if can else "passed on"
     largest = torch.finfo(call.like.dtype).max
-    results = [call.computed(fill) for fill in (0.0, largest, -largest)]
-    finite = [result is not None and is_finite(result) for result in results]
-    if None not in results and not any(finite):
+    finite = [call.is_finite_with(fill) for fill in (0.0, largest, -largest)]
+    if not any(each is not False for each in finite):
         return "made"
     return "may have made" if can and not all(finite) else "passed on"
 
@@ -292,6 +302,11 @@ class _Call:
             result: Tensor = self._operator(**arguments)
             return result
         return None
+
+    def is_finite_with(self, fill: float) -> bool | None:
+        """Return True if its result, computed again as by `computed`, is finite; None if it is not to be."""
+        result = self.computed(fill)
+        return None if result is None else is_finite(result)
 
 
 def _weight_behind(node: Node | None, like: Tensor) -> Tensor | None:

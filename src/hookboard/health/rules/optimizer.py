@@ -343,8 +343,9 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
-    was_frozen = run.first is not None and any(not run.first.frozen.isdisjoint(layer.weights) for layer in left)
-    is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained) and not was_frozen
+    frozen = frozenset[str]() if run.first is None else run.first.frozen
+    thawed = {layer.name for layer in left if frozen >= set(main_weights(layer, _trainable_now(look, layer)))}
+    is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained) and not thawed
     is_copy = _is_copy(run, left, trained)
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
@@ -356,7 +357,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         where = (
             "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
         )
-        where += ", and were frozen at first" if was_frozen else ""
+        where += ", and were frozen at first" if layer.name in thawed else ""
         evidence = (
             f"its output gets a gradient, but {where}{several}; {len(trained) - len(left)} of "
             f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} "
@@ -367,9 +368,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         advice = "call step() on that optimizer too" if is_held else advice
         may_be_meant = is_held or ((is_backbone or is_copy) and not run.losses.is_harmed)
         severity: Severity = "alarm" if is_forgotten or not may_be_meant else "note"
-        yield Finding(
-            layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not (is_backbone or is_copy)
-        )
+        is_hard = not (is_backbone or is_copy or layer.name in thawed)
+        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=is_hard)
 
 
 def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
