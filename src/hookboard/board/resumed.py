@@ -22,16 +22,21 @@ def joined(records: Iterable[object]) -> HealthRecord | None:
 def _joined(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
     """Join the record of a fit with that of the fit that resumed it, which alone counts from its first step on.
 
-    The verdicts of the later fit come first; what a verdict of the earlier one says was true of that fit.
+    The verdicts of the later fit come first; what a verdict of the earlier one says was true of that fit. One that
+    lasted until the later fit, and that it gives again, is one: it began when that of the earlier fit did.
     """
     begin = min(later.steps)
     steps = tuple(step for step in earlier.steps if step < begin)
     verdicts, places = list(later.verdicts), dict[int, int]()
+    again = {(one["rule"], one["module"]): place for place, one in enumerate(verdicts)}
     for place, one in enumerate(earlier.verdicts):
         since, until = one["since"] or 0, one["until"]
-        if since < begin:
+        lasts = until is None or until >= begin
+        here = again.get((one["rule"], one["module"]))
+        if here is not None and lasts:
+            verdicts[here] = {**verdicts[here], "since": since}
+        elif since < begin:
             places[place] = len(verdicts)
-            lasts = until is None or until >= begin
             verdicts.append({**one, "until": max(since, steps[-1]) if lasts else until})
     cards, texts = list(later.cards), list(later.texts)
     for i, card in enumerate(earlier.cards):
