@@ -213,7 +213,7 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
             again = call.computed()
             # Its result is not finite, and all that it took is; unless another call has changed that in place.
             makes = "made" if again is None or not is_finite(again) else "passed on"
-        elif edge in bad and call.name in _HANDING_ON and len(unknown) == 1:
+        elif edge in bad and makes == "passed on" and call.name in _HANDING_ON and len(unknown) == 1:
             bad.update(unknown)
         if makes == "made":
             certain.append(node)
