@@ -30,7 +30,7 @@ class Cause:
         when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
             at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
             the first look. `by steps`: `by then`, and the effect began after the first look.
-        is_hard: True if only a hard alarm of the cause explains anything, see `Case.is_hard` in `judge.py`.
+        is_hard: True if only a hard alarm of the cause explains anything, see `Case`.
     """
 
     rule: str
@@ -204,7 +204,7 @@ def _is_there(run: Run, one: Case, other: Case, where: Where) -> bool:
     if where == "anywhere" or not one.module or not other.module:
         return True
     at, place = run.place(one.module), run.place(other.module)
-    return place == at if where == "same" else place <= at if where == "before" else place >= at
+    return {"same": place == at, "before": place <= at, "behind": place >= at}[where]
 
 
 def _is_then(run: Run, one: Case, other: Case, when: When) -> bool:

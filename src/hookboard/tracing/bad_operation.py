@@ -211,7 +211,7 @@ def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], l
         unknown, makes = call.unknown(finite), _makes(call)
         if edge in bad and not unknown:
             again = call.computed()
-            # Its result is not finite, and all that it took is; unless another call has changed that in place.
+            # All that it took is finite, and its result is not, unless a later call has put that into it.
             makes = "made" if again is None or not is_finite(again) else "passed on"
         elif edge in bad and makes == "passed on" and call.name in _HANDING_ON and len(unknown) == 1:
             bad.update(unknown)
@@ -234,7 +234,7 @@ def _makes(call: "_Call") -> Literal["made", "may have made", "passed on"]:
         return "may have made" if can else "passed on"
     largest = torch.finfo(call.like.dtype).max
     finite = [call.is_finite_with(fill) for fill in (0.0, largest, -largest)]
-    if not any(each is not False for each in finite):
+    if all(each is False for each in finite):
         return "made"
     return "may have made" if can and not all(finite) else "passed on"
 

@@ -35,8 +35,8 @@ class BlackBox:
     """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
 
     Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
-    each backward pass; `before_optimizer_step`. If reading gradients or the search fails, one warning
-    says so and the black box is switched off.
+    each backward pass; `before_optimizer_step`. If reading gradients or the search fails, one warning says so and the
+    black box is switched off.
 
     No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
     took and gave. Of several bad batches in a row only the first is searched, and no more than MAX_SEARCHES in all.

@@ -121,17 +121,17 @@ class LiveStep:
             return
         # Weakly: a tensor keeps its graph.
         self._last = weakref.ref(loss)
-        as_own_call(self._take, loss)
+        as_own_call(self._judge, loss)
         if self._has_one_loss:
             reader.step.is_over = True
             self._stop()
 
     @ending_the_record
-    def _take(self, reader: Reader, loss: Tensor) -> None:
-        with reader.step.aside():
-            self._judge(reader, loss)
-
     def _judge(self, reader: Reader, loss: Tensor) -> None:
+        with reader.step.aside():
+            self._ask_all(reader, loss)
+
+    def _ask_all(self, reader: Reader, loss: Tensor) -> None:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, QUESTIONS)
@@ -170,13 +170,10 @@ class LiveStep:
         with reader.step.aside():
             self._ledger.after_backward()
             reader.set_aside_zeros()
-            self._note_gradient(reader)
-
-    def _note_gradient(self, reader: Reader) -> None:
-        came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
-        # Where a gradient has come and is gone, a hook took it in the backward pass.
-        if not reader.has_gradient and (came or not reader.reached):
-            reader.has_gradient = any_not_zero(came)
+            came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
+            # Where a gradient has come and is gone, a hook took it in the backward pass.
+            if not reader.has_gradient and (came or not reader.reached):
+                reader.has_gradient = any_not_zero(came)
 
     def end(self) -> StepFacts | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""
