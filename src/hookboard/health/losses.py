@@ -90,7 +90,9 @@ def _start_of(first: Sequence[float]) -> float:
     return first[0] if usual > FIRST_STEP_LEAP * first[0] > 0 else usual
 
 
-_SAVED = "steps largest lowest best chance reach first_spread is_mixed _noise _every _paired".split()  # noqa: SIM905
+_SAVED = """
+steps largest lowest best chance reach first_spread is_mixed _noise _every _paired
+""".split()  # noqa: SIM905  # a list of 13 lines
 """The attributes of a `LossCurve` that a checkpoint has besides its losses."""
 
 _numbers_of = operator.attrgetter("step", "batch_idx", "value", "backwards")

@@ -40,7 +40,7 @@ def ending_the_record(method: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             computing_plainly(method)(self, reader, *args)
-        except Exception as error:
+        except Exception as error:  # the user's step goes on
             reader.step.give_up(error)
 
     return guarded
