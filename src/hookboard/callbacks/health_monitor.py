@@ -22,7 +22,6 @@ from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, Stepped, every_unit, needs_histogram
 from hookboard.health.losses import SPIKE_HISTORY_STEPS
-from hookboard.health.page import cell
 from hookboard.health.report import ended_by
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Verdict, Verdicts, check_stop_on, rules_of
@@ -261,7 +260,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.report = report
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
-        """What was looked at in the last fit, for notebooks; None before, in a copy, and on ranks that do not judge."""
+        """What was looked at in the last fit; None before, in a copy, and on ranks that do not judge."""
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
@@ -274,11 +273,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         """The verdicts on the run so far, worst first; with several ranks, the latest measurements may be missing."""
         self._catch_up()
         return Verdicts(self._verdicts)
-
-    def _repr_html_(self) -> str | None:
-        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; None before any look."""
-        self._catch_up()
-        return cell(self._run, self._verdicts) if self._run is not None and self._run.seen else None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_run": None}

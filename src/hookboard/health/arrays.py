@@ -78,8 +78,6 @@ class LayerArrays:
         """
         self.is_trainable = np.array([name in layer.trainable for _, layer, name in weights], dtype=bool)
         """True for each weight that may be trained, shape (weights,)."""
-        self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
-        """The places of all batch norms."""
         self._sought = dict.fromkeys(ROLES_OF_LAYERS, self.names) | dict.fromkeys(ROLES_OF_WEIGHTS, self.weights)
         ends = np.cumsum([0, *map(len, self._sought.values())]).tolist()
         self.parts: dict[Role, slice] = dict(zip(self._sought, map(slice, ends, ends[1:]), strict=True))

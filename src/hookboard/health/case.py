@@ -69,7 +69,7 @@ class Case:
         return self.state != "seen"
 
     def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
-        """Set `severity`: that of the finding until it is said; then an alarm that is not hard needs harm.
+        """Set `severity`: an alarm that is not hard needs harm.
 
         What is over needs harm too; and so does, while the loss falls (`is_well`), all but a proven fault that is still
         there.
@@ -77,7 +77,7 @@ class Case:
         is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
         is_open = self.is_hard and not is_well and (self.origin != "looks" or self.missed < window)
         is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
-        self.severity = ("alarm" if is_alarm else "note") if self.is_said else self.finding.severity
+        self.severity = "alarm" if is_alarm else "note"
 
     def until(self, window: int) -> int | None:
         """Return the last step at which it was present; None while it lasts."""

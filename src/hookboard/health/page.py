@@ -1,7 +1,5 @@
 """What is shown of a run. `Page`: a table, four heat maps, 17 scalars, records for the tab. `cell`: in a notebook."""
 
-import base64
-import html
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -335,18 +333,3 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
 def key_of(verdict: Verdict) -> VerdictKey:
     """Return (severity, rule, module, whether it lasts), which stays the same while the verdict's numbers change."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None
-
-
-def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return HTML for a notebook: the headline, the verdicts, and the heat map of activations if any was measured.
-
-    It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
-    """
-    parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(verdicts))}</p>"]
-    parts += map(Verdict._repr_html_, folded_verdicts(verdicts, run.arrays.names))
-    picture = pictures(run, verdicts).get("health/activation_rms")
-    if picture is not None:
-        data, width, _ = picture.encode()
-        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-        parts.append(f'<img src="{source}" width="{width}" style="max-width: 100%" alt="RMS of activations">')
-    return f'<div style="max-width: 60em">{"".join(parts)}</div>'

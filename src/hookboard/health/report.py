@@ -105,7 +105,7 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
 
 
 def left_out(run: Run) -> str:
-    """Return sentences on left-out targets, units of wide layers and layers without an output, each after a space."""
+    """Return sentences on left-out units of wide layers and layers without an output, each after a space."""
     outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
     sampled = (
@@ -119,8 +119,7 @@ def left_out(run: Run) -> str:
         f"{folded(_parents(names, among), among)}{cause and ', because '}{cause}" for cause, names in causes.items()
     )
     silent = f" In the measured steps, no output was seen from {'; from '.join(parts)}."
-    ignored = run.facts.supervised and f" {run.facts.supervised}"
-    return ignored + (sampled if wide else "") + (silent if causes else "")
+    return (sampled if wide else "") + (silent if causes else "")
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """`Rule`: a named function that judges a run or a step. `Finding`: what it sees. `Verdict`: what is said in the end."""
 
-import html
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +25,6 @@ from hookboard.model.patterns import is_pattern, matched, parted
 Severity = Literal["alarm", "note"]
 Severities = Literal["alarm", "note", "alarm or note"]
 Judged = Literal["look", "evaluation", "end", "step"]
-
-COLOURS = {"alarm": "#e03535", "note": "#a07400"}
-"""Readable in bold on white and on black: the contrast is above 4 to 1 on both."""
 
 
 @dataclass(frozen=True)
@@ -89,22 +85,12 @@ class Verdict:
         shown = self.in_sentences()
         return f"{self.title}: {shown.evidence} Try: {shown.advice}"
 
-    def _repr_html_(self) -> str:
-        shown = self.in_sentences()
-        return (
-            f'<p><b style="color: {COLOURS[self.severity]}">{html.escape(self.title)}</b><br>'
-            f"{html.escape(shown.evidence)}<br><b>Try:</b> {html.escape(shown.advice)}</p>"
-        )
-
 
 class Verdicts(tuple[Verdict, ...]):
-    """Verdicts, worst first. A prompt shows a line for each, a notebook a paragraph."""
+    """Verdicts, worst first. A prompt and `print` show a line for each."""
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "()"
-
-    def _repr_html_(self) -> str:
-        return f'<div style="max-width: 60em">{"".join(map(Verdict._repr_html_, self)) or "No verdicts."}</div>'
 
 
 def sentence(text: str, module: str = "") -> str:

@@ -95,7 +95,6 @@ class StepFacts(NamedTuple):
             batch, in one loss or in several. What chance gives is then unknown: an actor and its critic, or two
             players, hold each other where they are.
         classes: of how many classes the loss takes the log-probability of one; 0 if that is not known.
-        supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
         held: names of the weights that an optimizer holds.
@@ -113,7 +112,6 @@ class StepFacts(NamedTuple):
     classes: int = 0
     findings: Sequence[Finding] = ()
     routers: Sequence[Router] = ()
-    supervised: str = ""
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()
     held: Set[str] = frozenset()

@@ -22,7 +22,7 @@ from hookboard.tracing.graph import PartialGraph
 from hookboard.tracing.inputs import WEIGHING, note_input, taken_by_weights
 from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
+from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
 from hookboard.tracing.stillness import classes_of, has_moving_target, still_terms, targets_of, weights_behind
 
@@ -150,7 +150,6 @@ class Reader:
             is_sum=len(kinds) > 1 or not classes_of(first),
             classes=classes_of(first),
             routers=tuple(routers_of(first)),
-            supervised=supervised(first),
             has_moving_target=has_moving_target(first),
             unread=frozenset(self.step.float_paths)
             - {one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None},

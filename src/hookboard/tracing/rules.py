@@ -508,18 +508,6 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     )
 
 
-def supervised(done: TracedStep) -> str:
-    """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
-    for call in losses_of(done):
-        counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
-        if 0 < counted.numel() < total and call.target.of_batch:  # of no target at all there is an alarm
-            return (
-                f"{counted.numel():,} of the {total:,} targets in the first batch count toward the loss "
-                f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} distinct values."
-            )
-    return ""
-
-
 OBSERVERS: Mapping[str, Observer] = {
     **dict.fromkeys(LOSSES, _of_loss),
     **dict.fromkeys(("sub", "rsub"), _of_difference),
