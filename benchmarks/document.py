@@ -22,8 +22,7 @@ from hookboard.base.rule_texts import PAGE, sections
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.capturing.edits import EditRule
 from hookboard.loops.callback import HookboardCallback
-from hookboard.measure.derived import DERIVED
-from hookboard.measure.statistics import FORMULAS
+from hookboard.measure.statistics import DERIVED, FORMULAS
 
 ROOT = Path(__file__).parents[1]
 

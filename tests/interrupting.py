@@ -21,8 +21,8 @@ from toys import Toy, batches, fit, mlp
 
 import hookboard
 from hookboard import HealthMonitor, watch
-from hookboard.measure import backward_calls
-from hookboard.measure.own_call import own_calls
+from hookboard.measure import hooked
+from hookboard.measure.hooked import own_calls
 
 OURS = os.path.dirname(inspect.getfile(hookboard))
 WITH_THEM = (OURS, inspect.getfile(contextlib))
@@ -137,8 +137,8 @@ def state() -> dict[str, Any]:
         "keys left out": str(torch._C._dispatch_tls_local_exclude_set()),
         "keys put in": str(torch._C._dispatch_tls_local_include_set()),
         "own calls": list(own_calls),
-        "listeners": dict(backward_calls._listeners),
-        "in backward": dict(vars(backward_calls._in_backward)),
+        "listeners": dict(hooked._listeners),
+        "in backward": dict(vars(hooked._in_backward)),
         "saved tensors hooks": torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
@@ -176,8 +176,8 @@ def put_back(was: dict[str, Any]) -> None:
     warnings.filters[:] = was["filters"]
     torch.set_grad_enabled(True)
     own_calls.clear()
-    backward_calls._listeners.clear()
-    vars(backward_calls._in_backward).clear()
+    hooked._listeners.clear()
+    vars(hooked._in_backward).clear()
     for _ in _get_current_dispatch_mode_stack():
         _pop_mode()
     for _ in _get_current_function_mode_stack():

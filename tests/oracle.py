@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from hookboard.measure.derived import DERIVED
+from hookboard.measure.statistics import DERIVED
 
 QUANTILES = [name for name in DERIVED if re.fullmatch(r"p\d\d", name)]
 """`p01` is the quantile at 0.01."""

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from hookboard import compare, record
-from hookboard.comparing.forced import rounding_noise
+from hookboard.comparing.recorded import rounding_noise
 from hookboard.images.feature_maps import maps_in, select_maps
-from hookboard.images.overlay import unnormalized
+from hookboard.images.picture import unnormalized
 from hookboard.tracing.bad_operation import BadOperation, CallPlace
 from hookboard.tracing.explain import _cause
 

@@ -8,8 +8,7 @@ import torch
 from oracle import normal
 
 from hookboard.measure import native
-from hookboard.measure.histogram import BINS
-from hookboard.measure.row import WIDTH, Moments, channel_row_count
+from hookboard.measure.row import BINS, WIDTH, Moments, channel_row_count
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site

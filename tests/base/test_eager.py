@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys import compiler_stance
 
-from hookboard.base.eager import run_eagerly
+from hookboard.base.torch_private import run_eagerly
 
 pytestmark = pytest.mark.compiles
 

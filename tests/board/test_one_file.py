@@ -91,7 +91,7 @@ def test_a_picture_is_the_last_of_its_tag_and_one_that_is_none_is_left_out(repor
 
 
 def test_histograms_are_thinned_and_those_without_room_left_out(report, monkeypatch):
-    monkeypatch.setattr("hookboard.board.answers.MAX_HISTOGRAM_NUMBERS", 3 * 30 * 2)
+    monkeypatch.setattr("hookboard.board.plugin.MAX_HISTOGRAM_NUMBERS", 3 * 30 * 2)
     given = [histogram(step, f"activations/{n}", [0.0, 1.0, 2.0], [step, 1]) for step in range(90) for n in "ab"]
     answers = report(scalars(0, {"activation_std/a": 1.0, "activation_std/b": 1.0}), *given)
     steps = answers["histogram", "run", "activations/a"]["steps"]
@@ -102,7 +102,7 @@ def test_histograms_are_thinned_and_those_without_room_left_out(report, monkeypa
 
 
 def test_histograms_of_layers_with_a_verdict_come_first(report, monkeypatch):
-    monkeypatch.setattr("hookboard.board.answers.MAX_HISTOGRAM_NUMBERS", 3)
+    monkeypatch.setattr("hookboard.board.plugin.MAX_HISTOGRAM_NUMBERS", 3)
     verdict = {"severity": "note", "rule": "odd", "module": "b", "since": 0}
     health = HealthRecord(1, "1 note.", (verdict,), ("a", "b", "c"), (0,), {"activation_rms": np.ones((3, 1))})
     given = [histogram(0, f"activations/{n}", [0.0, 1.0], [1]) for n in "abc"]

@@ -11,7 +11,7 @@ from board.pages import ReportTab
 from board.runs import NASTY
 from board.sick_logs import DAY, SICK, VERDICTS, write_deep, write_foreign, write_run
 
-from hookboard.board import answers
+from hookboard.board import plugin
 from hookboard.board.board import json_text
 from hookboard.board.folders import open_folders
 from hookboard.board.one_file import page_of
@@ -52,7 +52,7 @@ globals().update({test.__name__: test for test in IN_A_REPORT})
 def page_file(page_logs, tmp_path_factory):
     """A report of the runs that the tests of the tab look at, with all digits."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answers, "DIGITS", 17)
+        patch.setattr(plugin, "DIGITS", 17)
         path = tmp_path_factory.mktemp("page") / "report #1.html"
         board, _ = open_folders([page_logs / name for name in RUNS])
         path.write_text(page_of(board, RUNS), encoding="utf-8")

@@ -12,7 +12,7 @@ from board.sick_logs import SICK, STEPS, VERDICTS, layers_of, sick_values
 
 from hookboard import Verdict, read
 from hookboard.base.records import HEALTH
-from hookboard.board.readback import ReadRun
+from hookboard.board.folders import ReadRun
 
 NAMES = [name for name, _, _ in layers_of()]
 

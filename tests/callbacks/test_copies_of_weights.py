@@ -12,7 +12,7 @@ def updates(readings):
 
 def test_updates_are_measured_up_to_the_cap_and_the_others_are_named_once(tmp_path, monkeypatch):
     # The parameters of `mlp()` have 128, 32, 96 and 12 bytes.
-    monkeypatch.setattr("hookboard.callbacks.weights.MOST_COPIED_BYTES", 180)
+    monkeypatch.setattr("hookboard.callbacks.measurement_state.MOST_COPIED_BYTES", 180)
     callback = ParameterLogger(every_n_steps=1)
     with pytest.warns(HookboardWarning, match="net.2.weight: parameter_update: copies of all parameters") as said:
         fit(tmp_path, Toy(mlp()), batches(4, 4, 4), callback)

@@ -7,7 +7,7 @@ from torch import nn
 from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
-from hookboard.measure.derived import DERIVED
+from hookboard.measure.statistics import DERIVED
 
 ALL = tuple(DERIVED)
 

@@ -11,10 +11,9 @@ import pytest
 from toys import CALLBACKS
 
 import hookboard
-from hookboard.callbacks.parameter import UPDATES
+from hookboard.callbacks.numbers import UPDATES
 from hookboard.callbacks.pictures import PictureLogger
-from hookboard.measure.derived import DERIVED
-from hookboard.measure.statistics import FORMULAS
+from hookboard.measure.statistics import DERIVED, FORMULAS
 from hookboard.model.sites import ROLES, Site
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,10 +9,9 @@ from interrupting import Moments, OfTheUser, left_by, state, with_trainer, with_
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from hookboard.base.torch_private import computing_plainly, put_on_stack, take_off_stack
-from hookboard.measure.backward_calls import hear_backward, unhear_backward
-from hookboard.measure.own_call import as_own_call
+from hookboard.measure.hooked import as_own_call, hear_backward, unhear_backward
+from hookboard.tracing.live_step import StandingAside
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.standing_aside import StandingAside
 
 pytestmark = [
     pytest.mark.trains,

@@ -239,7 +239,7 @@ def test_a_fault_ends_the_pictures_and_not_the_run(tmp_path, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no colours today")
 
-    monkeypatch.setattr("hookboard.callbacks.feature_map.feature_maps", broken)
+    monkeypatch.setattr("hookboard.callbacks.pictures.feature_maps", broken)
     with pytest.warns(UserWarning, match="FeatureMapLogger is .*off.*no colours") as said:
         run = fit(tmp_path, Toy(cnn()), pictures_of(3), FeatureMapLogger(every_n_steps=1))
     assert len(ours(said)) == 1

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from hookboard.callbacks.all_ranks import checksums
 from hookboard.callbacks.health_monitor import some_units
-from hookboard.callbacks.replicas import checksums
-from hookboard.model.parameters import weights_of
+from hookboard.model.state import weights_of
 
 WORDS = {
     torch.float64: torch.int64,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.tracing import sentinels as file
-from hookboard.tracing.sentinels import MAX_SENTINELS, all_finite, nonfinite_gradients, sentinels_of
+from hookboard.tracing import black_box as file
+from hookboard.tracing.black_box import MAX_SENTINELS, all_finite, nonfinite_gradients, sentinels_of
 
 pytestmark = pytest.mark.unit
 

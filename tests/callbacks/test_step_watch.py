@@ -7,7 +7,7 @@ from toys import batches, mlp
 
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.modes import Modes
-from hookboard.tracing.stale import StaleGradients
+from hookboard.tracing.optimizing import StaleGradients
 
 pytestmark = pytest.mark.trains
 

@@ -7,8 +7,7 @@ from torchvision.models import resnet18
 from toys import RecordsLoss, batches, fit
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
-from hookboard.measure.derived import DERIVED
-from hookboard.measure.statistics import FORMULAS
+from hookboard.measure.statistics import DERIVED, FORMULAS
 
 
 def watching_everything(histogram=False, **options):

@@ -25,7 +25,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.measure import card
+from hookboard.measure import memory
 
 STEPS = 5
 DATA = batches(*[8] * STEPS)
@@ -45,7 +45,7 @@ def device(request, monkeypatch):
     if request.param == "the kernels":
         pretend_kernels(device, monkeypatch)
     else:
-        monkeypatch.setattr(card, "DEVICES", set())
+        monkeypatch.setattr(memory, "DEVICES", set())
     return device
 
 

@@ -15,7 +15,7 @@ from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
-from hookboard.tracing.sentinels import all_finite
+from hookboard.tracing.black_box import all_finite
 
 MPS = torch.device("mps")
 DEVICE = Tensor.device.__get__

@@ -10,7 +10,7 @@ import hookboard
 from hookboard.base.rule_texts import explained
 from hookboard.capturing.methods import METHODS
 from hookboard.health.arrays import QUANTITIES
-from hookboard.tracing.built_in import RULES
+from hookboard.tracing.reading import RULES
 from hookboard.writers.loggers import KINDS
 
 

@@ -18,9 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from hookboard.experiments import attempt
-from hookboard.experiments.attempt import Setting
-from hookboard.experiments.experiment import experiment
+from hookboard.experiments import experiment as running
+from hookboard.experiments.experiment import Setting, experiment
 from hookboard.experiments.one_page import checkup
 
 pytestmark = pytest.mark.unit
@@ -141,7 +140,7 @@ def test_what_was_tried_is_told_where_time_ends_before_more_steps(monkeypatch):
     def slow(batch):
         calls.append(1)
         if len(calls) > 150:
-            raise attempt.OutOfTimeError
+            raise running.OutOfTimeError
         return step_of(model)(batch)
 
     found = experiment(Setting(model, [SGD(model.parameters(), lr=1e-7)], slow), batch, 60)
@@ -475,7 +474,7 @@ def test_nothing_is_tried_if_gradients_and_the_optimizers_state_do_not_fit_besid
     size = sum(p.nbytes for p in model[0].parameters()) + 4 * sum(p.nbytes for p in model[2].parameters())
     said = []
     for limit in (size, size - 1):
-        monkeypatch.setattr(attempt, "MAX_CPU_WEIGHT_BYTES", limit)
+        monkeypatch.setattr(running, "MAX_CPU_WEIGHT_BYTES", limit)
         found = experiment(Setting(model, [Adam(model.parameters())], step_of(model)), *regression(), 1)
         said.append("too large to copy" in found.tried[0])
     assert said == [False, True]

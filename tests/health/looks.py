@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from hookboard.health.look import Look, Loss, Stepped
-from hookboard.measure.readings import Places, Reading, Readings
-from hookboard.measure.row import FIELDS, Moments
+from hookboard.measure.row import FIELDS, Moments, Places, Reading, Readings
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 

@@ -7,7 +7,7 @@ from health.looks import layers, look, reading, row
 
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.run import Flow, Run, StepFacts
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.model.layers import Kind, Layer
 
 WINDOW = 3

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from hookboard.model.layers import ChannelDims, layers_of
-from hookboard.model.parameters import weights_of
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Site
+from hookboard.model.state import weights_of
 
 MODEL = nn.ModuleDict(
     {

@@ -9,11 +9,10 @@ from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
 from hookboard.base.messages import HookboardWarning
-from hookboard.health.case import Case
 from hookboard.health.causes import explained
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Stepped
-from hookboard.health.rule import Finding, Rule
+from hookboard.health.rule import Case, Finding, Rule
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 

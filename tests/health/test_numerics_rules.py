@@ -9,10 +9,9 @@ from health import looks
 from health.trainings import LAYERS, WEIGHTS, falling, findings, judged, of, places, stuck, training, typed
 
 from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
-from hookboard.measure.histogram import Histogram
-from hookboard.measure.row import Moments
+from hookboard.measure.row import Histogram, Moments
 from hookboard.model.sites import Site
-from hookboard.tracing.built_in import RULES
+from hookboard.tracing.reading import RULES
 
 NONFINITE, PRECISION = RULES["nonfinite"], RULES["precision"]
 

@@ -22,7 +22,7 @@ from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
 from hookboard.model.layers import Layer
-from hookboard.tracing.built_in import RULES
+from hookboard.tracing.reading import RULES
 
 ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
 

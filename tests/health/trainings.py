@@ -12,7 +12,7 @@ from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Stepped
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role, Site
 

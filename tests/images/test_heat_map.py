@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import hookboard
-from hookboard.images.colour_scale import ColourScale, log_scale
 from hookboard.images.heat_map import (
     AXIS_HEIGHT,
     LABEL_HEIGHT,
@@ -31,6 +30,8 @@ from hookboard.images.picture import (
     OTHER_COLOURS,
     PAPER,
     WIDTH,
+    ColourScale,
+    log_scale,
 )
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]

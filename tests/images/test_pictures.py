@@ -6,10 +6,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookboard.images.colour_scale import ColourScale
-from hookboard.images.feature_maps import drawn_inputs, feature_maps, maps_in, samples_first, select_inputs, select_maps
-from hookboard.images.kernels import kernel_picture, selected_kernels
-from hookboard.images.overlay import overlays, unnormalized
+from hookboard.images.feature_maps import (
+    drawn_inputs,
+    feature_maps,
+    kernel_picture,
+    maps_in,
+    samples_first,
+    select_inputs,
+    select_maps,
+    selected_kernels,
+)
 from hookboard.images.picture import (
     BAR_HEIGHT,
     GREY,
@@ -19,13 +25,16 @@ from hookboard.images.picture import (
     MARGIN,
     NOT_FINITE,
     PAPER,
+    TILE_GAP,
     WIDTH,
     Bar,
+    ColourScale,
     Picture,
     font,
     indices,
+    overlays,
+    unnormalized,
 )
-from hookboard.images.tiles import TILE_GAP
 
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 

@@ -12,12 +12,11 @@ from triton.language import semantic
 from ways import MANY_VALUES, statistics
 
 from hookboard import Statistic
-from hookboard.measure import card, memory, native, on_gpu
-from hookboard.measure.histogram import BINS, as_single, bins_of
-from hookboard.measure.row import WIDTH, channel_row_count
+from hookboard.measure import memory, native, on_gpu
+from hookboard.measure.by_torch import widened
+from hookboard.measure.row import BINS, WIDTH, as_single, bins_of, channel_row_count
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.table import Table
-from hookboard.measure.values import widened
 from hookboard.model.sites import Site
 
 sys.path.append(str(Path(__file__).parent))
@@ -35,7 +34,7 @@ def kernel_is_used(monkeypatch):
     monkeypatch.setattr(native, "_native", None)
     monkeypatch.setattr(on_gpu, "_failed", set())
     monkeypatch.setattr(on_gpu, "_compiled", {})
-    monkeypatch.setattr(card, "DEVICES", {"cpu"})
+    monkeypatch.setattr(memory, "DEVICES", {"cpu"})
     monkeypatch.setattr(on_gpu, "warn_switched_off", _fail)
 
 

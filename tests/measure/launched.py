@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from hookboard.measure import card, on_gpu
+from hookboard.measure import memory, on_gpu
 
 launched = []
 
@@ -68,7 +68,7 @@ def job_of(tensor):
 def main(backend, architecture, warp):
     architecture = int(architecture) if architecture.isdigit() else architecture
     driver.set_active(Driver(GPUTarget(backend, architecture, int(warp))))
-    card.DEVICES.add("cpu")
+    memory.DEVICES.add("cpu")
     found, run = [], JITFunction.run
     JITFunction.run = lambda self, *given, **options: found.append(self.__name__) or run(self, *given, **options)
     tensor, slab = torch.zeros(64, 256), torch.zeros(3, 10, dtype=torch.float64)

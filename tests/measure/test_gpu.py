@@ -13,7 +13,7 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import card
+from hookboard.measure import memory
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
@@ -86,7 +86,7 @@ def test_a_tensor_of_many_programs_is_true_each_time(dtype):
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_bins_that_torch_counts_are_those_of_the_cpu(monkeypatch, is_deterministic):
-    monkeypatch.setattr(card, "DEVICES", set())
+    monkeypatch.setattr(memory, "DEVICES", set())
     part = torch.cat([normal(5_000_000), torch.tensor([math.nan, math.inf, 0.0, -0.0, 1e-40])])
     on_cpu = Table(plan("mean"), torch.device("cpu"), histogram=True)
     on_cpu.open(Site("a", "output"))(part)

@@ -11,7 +11,7 @@ from torch import nn
 from hookboard import Edit, Noise, Scale, capture
 from hookboard.capturing.attribute import ClassificationTap, TargetLayer, attribute
 from hookboard.capturing.edits import Edits
-from hookboard.measure.own_call import is_own_call, own_call
+from hookboard.measure.hooked import is_own_call, own_call
 from hookboard.measure.taps import Taps
 
 ROLES = ["input", "output", "grad_input", "grad_output"]

@@ -15,9 +15,8 @@ from ways import measured as of_one_site
 
 from hookboard import HookboardWarning, Statistic
 from hookboard.measure import native
-from hookboard.measure.derived import DERIVED
 from hookboard.measure.row import MAX_CHANNEL_ROWS, channel_stride
-from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.statistics import DERIVED, FORMULAS, plan
 from hookboard.measure.table import MOST_READERS, Table
 from hookboard.model.sites import Site
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.model.layers import ChannelDims, kind_of, layers_of
-from hookboard.model.parameters import weights_of
 from hookboard.model.sites import Site
+from hookboard.model.state import weights_of
 
 
 class LlamaRMSNorm(nn.Module):

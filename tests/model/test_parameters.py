@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from hookboard.model.parameters import are_unchanged, weights_of
+from hookboard.model.state import are_unchanged, weights_of
 
 pytestmark = pytest.mark.unit
 

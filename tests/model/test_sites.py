@@ -2,8 +2,7 @@
 
 from typing import get_args
 
-from hookboard.callbacks.activation import ActivationRole
-from hookboard.callbacks.gradient import GradientRole
+from hookboard.callbacks.numbers import ActivationRole, GradientRole
 from hookboard.capturing.captured import CaptureRole
 from hookboard.capturing.edits import EditRole
 from hookboard.model.sites import OF_PARTS, ROLES, Role

@@ -33,8 +33,7 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.measure.derived import DERIVED
-from hookboard.measure.statistics import FORMULAS
+from hookboard.measure.statistics import DERIVED, FORMULAS
 
 SIZES = {0: [3, 4, 2], 1: [5, 1, 6]}
 """Rows of each rank's batches."""

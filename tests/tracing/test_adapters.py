@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy, dropout, linear
 from torch.utils.checkpoint import checkpoint
 
 from hookboard.tracing.adapters import adapters_of
-from hookboard.tracing.audit import audit
 from hookboard.tracing.reading import Reader
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
 from torch.optim import SGD
 
-from hookboard.experiments.attempt import Setting
-from hookboard.experiments.experiment import experiment
-from hookboard.tracing.audit import audit
+from hookboard.experiments.experiment import Setting, experiment
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from toys import Toy, fit, fit_in_transformers
 
 from hookboard import HealthMonitor
 from hookboard.measure.row import FIELDS
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 TOKENS, WIDTH, EXPERTS, CLASSES = 256, 16, 8, 4
 

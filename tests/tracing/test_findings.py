@@ -18,8 +18,8 @@ from torch.nn.functional import (
     nll_loss,
 )
 
-from hookboard.tracing.audit import audit
 from hookboard.tracing.calls import Place
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

@@ -15,9 +15,9 @@ from toys import Toy, batches, fit, mlp
 import hookboard
 from hookboard import HealthMonitor, watch
 from hookboard.health.rule import rules_in
-from hookboard.tracing.built_in import RULES, STEP, STEP_RULES
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.program import StepTrace
+from hookboard.tracing.reading import RULES, STEP, STEP_RULES
 
 pytestmark = pytest.mark.trains
 

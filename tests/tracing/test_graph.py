@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy, dropout2d, kl_div, linear
 from toys import batches, fit, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.tracing.audit import audit
 from hookboard.tracing.reading import Reader
+from hookboard.tracing.step import audit
 
 torch.manual_seed(0)
 X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3

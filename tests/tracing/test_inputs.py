@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from hookboard import HealthMonitor, watch
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

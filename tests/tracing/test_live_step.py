@@ -16,7 +16,7 @@ from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
 from hookboard.tracing import program, rules
-from hookboard.tracing.built_in import STEP
+from hookboard.tracing.reading import STEP
 
 pytestmark = pytest.mark.trains
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
+from hookboard.tracing.black_box import row_counts_of, worst_rows_of
 
 ROWS, LENGTH, WIDTH = 6, 5, 7
 made = torch.Generator().manual_seed(0)

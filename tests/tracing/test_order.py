@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from torch import nn
 from toys import Toy, fit, fit_in_transformers
 
 from hookboard import HealthMonitor
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 TOKENS, LENGTH, GROUP, GROUPS = 8, 5, 4, 4
 

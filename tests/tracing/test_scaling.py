@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from hookboard import HealthMonitor, watch
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit
 

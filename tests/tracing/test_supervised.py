@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from toys import fit_in_transformers
 
 from hookboard import HealthMonitor
-from hookboard.tracing.audit import audit
+from hookboard.tracing.step import audit
 
 ROWS, LENGTH, CLASSES = 4, 16, 11
 TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from benchmarks.health.alarms import Alarm
 
 from hookboard.health.look import Look
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Role
 

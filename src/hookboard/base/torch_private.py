@@ -1,12 +1,12 @@
-"""All uses of torch's private names, except those of its writer to TensorBoard. No other file has any."""
+"""All uses of torch's private names, except those of its writer to TensorBoard."""
 
 import functools
 import operator
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, starmap
 from typing import Any, ParamSpec, TypeVar
@@ -361,3 +361,26 @@ def is_opaque(node: Any) -> bool:
 def calls_of_modules() -> tuple[types.CodeType, ...]:
     """Return the code of the functions that a call of a module runs first, with `self`, `args` and `kwargs`."""
     return nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__
+
+
+_open: int = 0
+_stance: Any = None
+
+
+@contextmanager
+def run_eagerly() -> Iterator[None]:
+    """Run compiled code uncompiled inside the context, in the whole process.
+
+    Several contexts may be open at once and end in any order, as those of two callbacks do: code runs compiled again
+    when the last one ends, under the stance (`torch.compiler.set_stance`) from before the first.
+    """
+    global _open, _stance
+    if not _open:
+        _stance = torch.compiler.set_stance("force_eager")
+    _open += 1
+    try:
+        yield
+    finally:
+        _open -= 1
+        if not _open:
+            _stance.__exit__(None, None, None)

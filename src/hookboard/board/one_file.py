@@ -13,10 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hookboard.board.answers import answers_of, pooled
 from hookboard.board.board import Answer, Board, json_text
 from hookboard.board.folders import open_folders
-from hookboard.board.plugin import PLOTLY, STATIC
+from hookboard.board.plugin import PLOTLY, STATIC, answers_of, pooled
 
 OWN_STATIC = Path(__file__).parent / "report"
 

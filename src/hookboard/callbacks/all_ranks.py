@@ -1,11 +1,18 @@
-"""`of_all_ranks`: the losses and the NaN or Inf of all ranks, in place of those of one."""
+"""What the ranks have to tell each other: their losses, their NaN or Inf, and which weights differ that should not."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 from hookboard.base.ranks import Ranks
-from hookboard.health.look import Loss
+from hookboard.base.torch_private import is_left_to_ranks
+from hookboard.health.look import Apart, Loss
 from hookboard.health.rules.numerics import Nonfinite
+from hookboard.measure.memory import is_plain
 
 
 def of_all_ranks(
@@ -57,3 +64,103 @@ def first_events(everyones: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
     for event in sorted(named, key=lambda event: event.order):
         firsts.setdefault(event.step, event)
     return list(firsts.values())
+
+
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""Bytes of a number to the type that its bits are read as, so short that float64, in which ranks exchange the sum of up
+to 2 million of them, holds it exactly."""
+
+
+class Compared(NamedTuple):
+    """A tensor that is compared with those of other ranks that have all of this in common.
+
+    Args:
+        is_gradient: whether it is the gradient of a weight before a step; otherwise the weight after it.
+        weight: the name of the weight.
+        layout: its shape and dtype.
+    """
+
+    is_gradient: bool
+    weight: str
+    layout: str
+
+
+def checksums(
+    weights: Mapping[str, nn.Parameter], part: Callable[[Tensor], Tensor], *, is_gradient: bool
+) -> dict[Compared, Tensor]:
+    """Return a checksum and the RMS of these weights, or of their gradients; shape (2,), float64, on their device.
+
+    Args:
+        weights: the weights by name.
+        part: returns the part of each weight that is compared.
+        is_gradient: whether the gradients are compared.
+    """
+    found: dict[Compared, Tensor] = {}
+    for name, weight in weights.items():
+        tensor = weight.grad if is_gradient else weight
+        if tensor is None or not is_plain(tensor) or is_left_to_ranks(weight):
+            continue
+        if tensor.is_floating_point() and tensor.element_size() in _WORDS and tensor.numel():
+            values = part(tensor.detach())
+            found[Compared(is_gradient, name, f"{list(values.shape)} {values.dtype}")] = _numbers_of(values)
+    return found
+
+
+def apart(ranks: Ranks, compared: Iterable[Compared], numbers: Sequence[float]) -> list[Apart]:
+    """Return the weights that should be alike on all ranks and are not; every rank must call this.
+
+    They should be if their gradients are, or if no gradient is: then each rank trains on its own. What is split over
+    the ranks by hand, or experts, may have one name and shape on all ranks, and even begin alike; but there gradients
+    differ, while those of other weights are alike.
+
+    Args:
+        ranks: the processes.
+        compared: what this rank compares: weights after a step, and their gradients before it.
+        numbers: their `checksums` in one list, on the host.
+    """
+    own = dict(zip(compared, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+    every = ranks.union(own)
+    sums = torch.tensor([own[one][0] if one in own else 0.0 for one in every], dtype=torch.float64, device="cpu")
+    highest, lowest = ranks.max(torch.stack([sums, -sums])).tolist()
+    ends = {one: (high, -low) for one, high, low in zip(every, highest, lowest, strict=True)}
+    gradients = {one[1:]: high == low for one, (high, low) in ends.items() if one.is_gradient and (high or low)}
+    # What is added up over the ranks, as a last bias of experts, gets the same gradients too.
+    meant = {_module(weight) for (weight, _), is_alike in gradients.items() if not is_alike}
+    are_alone = not any(gradients.values())
+    found = [
+        one
+        for one, (high, low) in ends.items()
+        if not one.is_gradient and high != low and one[1:] in gradients
+        if are_alone or (gradients[one[1:]] and _module(one.weight) not in meant)
+    ]
+    everyones = ranks.gather([own.get(one) for one in found]) if found else []
+    groups = map(_groups, zip(*everyones, strict=True))
+    # In one group, no other rank has the weight.
+    return [Apart(one.weight, each, gradients[one[1:]]) for one, each in zip(found, groups, strict=True) if each[1:]]
+
+
+def _module(weight: str) -> str:
+    return weight.rpartition(".")[0]
+
+
+def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[int], float]]:
+    """Return the ranks that hold the same numbers, and their RMS; the largest group first."""
+    groups: dict[float, tuple[list[int], float]] = {}
+    for rank, numbers in enumerate(everyones):
+        if numbers is not None:
+            groups.setdefault(numbers[0], ([], numbers[1]))[0].append(rank)
+    return sorted(groups.values(), key=lambda group: -len(group[0]))
+
+
+def _numbers_of(values: Tensor) -> Tensor:
+    """Return a checksum of the bits, and the RMS: float64, on the device.
+
+    The checksum of equal numbers, such as those of a new bias, is 0: ranks may have the same by chance. So is that of
+    numbers that are not finite, as all may be after an overflow.
+    """
+    # A sum of integers does not depend on the order in which a device adds them.
+    checksum = values.flatten().view(_WORDS[values.element_size()]).sum(dtype=torch.int64)
+    lowest, highest = values.aminmax()
+    tells = (lowest < highest) & (highest - lowest).isfinite()
+    rms = torch.linalg.vector_norm(values, dtype=torch.float64) / math.sqrt(values.numel())
+    return torch.stack([checksum.double() * tells, rms])

@@ -22,12 +22,10 @@ from hookboard.capturing.attribute import (
 )
 from hookboard.capturing.methods import METHODS, Method
 from hookboard.images.feature_maps import aspect_of, maps_in, samples_first
-from hookboard.images.overlay import overlays, unnormalized
-from hookboard.images.picture import Picture
+from hookboard.images.picture import Picture, overlays, unnormalized
 from hookboard.loops.callback import NothingToShowError, Selection
 from hookboard.loops.loop import Loop
-from hookboard.model.layouts import shape_of
-from hookboard.model.nested import tensors_in
+from hookboard.model.nested import shape_of, tensors_in
 from hookboard.model.selection import check_selection, select
 
 EvaluationStage = Literal["validate", "test", "predict"]

@@ -13,11 +13,10 @@ from torch.optim import SGD, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.messages import alert, warn_switched_off
-from hookboard.callbacks.all_ranks import of_all_ranks
+from hookboard.callbacks.all_ranks import Compared, apart, checksums, of_all_ranks
 from hookboard.callbacks.loss_meter import LossMeter, summed
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.replicas import Compared, apart, checksums
 from hookboard.callbacks.reporter import Reporter, write_report
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, Apart, Look, Loss, Stepped, every_unit, needs_histogram
@@ -29,24 +28,22 @@ from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import Router, Run, StepFacts
 from hookboard.loops.callback import Selection, is_due
 from hookboard.loops.loop import Loop
-from hookboard.measure.card import measuring_device
-from hookboard.measure.memory import is_plain
+from hookboard.measure.memory import is_plain, measuring_device
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.parameters import stepped_by, weights_of
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, named_submodules, select
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
-from hookboard.tracing.black_box import BlackBox
-from hookboard.tracing.built_in import RULES, STEP
+from hookboard.model.state import stepped_by, weights_of
+from hookboard.tracing.black_box import BlackBox, row_counts_of, worst_rows_of
 from hookboard.tracing.experts import is_choice, tokens_of_experts
 from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
-from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
 from hookboard.tracing.modes import Modes
-from hookboard.tracing.stale import StaleGradients
-from hookboard.writers.event_files import EventFiles
+from hookboard.tracing.optimizing import StaleGradients
+from hookboard.tracing.reading import RULES, STEP
+from hookboard.writers.loggers import EventFiles
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics in `readings`. Rules read the moments, which are always measured."""

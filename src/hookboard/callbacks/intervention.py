@@ -7,8 +7,8 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_name, check_whole, chosen
-from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import rank_zero_warn
+from hookboard.base.torch_private import run_eagerly
 from hookboard.capturing.edits import EditRole, EditRule, Edits, check_rule
 from hookboard.loops.callback import HookboardCallback, Selection, StageState
 from hookboard.loops.loop import Loop

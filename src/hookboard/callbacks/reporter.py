@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Sequence
 
 from hookboard.base.messages import alert, inform, warn_switched_off
-from hookboard.callbacks.layer_news import Facts
-from hookboard.callbacks.measurement_state import MeasurementState
+from hookboard.callbacks.measurement_state import Facts, MeasurementState
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look
 from hookboard.health.page import Page
@@ -14,8 +13,7 @@ from hookboard.health.rule import Verdict
 from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
 from hookboard.health.run import Run, StepFacts
 from hookboard.writers.entry import Entry
-from hookboard.writers.event_files import EventFiles
-from hookboard.writers.loggers import Loggers
+from hookboard.writers.loggers import EventFiles, Loggers
 
 BEFORE = "health/before_nonfinite"
 """The tag of the readings before the first NaN or Inf."""

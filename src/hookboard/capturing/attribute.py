@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
-from hookboard.measure.hooked import READS_BEFORE_EDITS, Hooks, hooked
-from hookboard.measure.own_call import is_own_call
+from hookboard.measure.hooked import READS_BEFORE_EDITS, Hooks, hooked, is_own_call
 from hookboard.measure.taps import layers_around
-from hookboard.model.layouts import shape_of
-from hookboard.model.nested import map_tensors, tensors_in
+from hookboard.model.nested import map_tensors, shape_of, tensors_in
 from hookboard.model.selection import named_submodules
 from hookboard.tracing.step import undisturbed
 

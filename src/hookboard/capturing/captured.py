@@ -13,19 +13,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
-from hookboard.base.eager import run_eagerly
-from hookboard.base.prompts import text_table
-from hookboard.base.torch_private import in_backward, version_of
+from hookboard.base.messages import text_table
+from hookboard.base.torch_private import in_backward, run_eagerly, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images.feature_maps import dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.images.picture import Picture
 from hookboard.measure.by_torch import moments_of
 from hookboard.measure.gradients import NO_GRADIENT, Switch, watch_output, why_no_gradient
-from hookboard.measure.own_call import is_own_call
+from hookboard.measure.hooked import is_own_call
 from hookboard.measure.row import Moments
 from hookboard.measure.statistics import FORMULAS
 from hookboard.measure.taps import UNKNOWN, Taps
-from hookboard.model.layouts import shape_in_words
+from hookboard.model.nested import shape_in_words
 from hookboard.model.selection import Patterns, Types, select
 from hookboard.model.sites import ROLES, Role, Site
 

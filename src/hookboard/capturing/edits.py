@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
 from hookboard.base.torch_private import in_backward, modules_in, version_of
-from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, Hooks, hooked
-from hookboard.measure.own_call import is_own_call, spare_of
-from hookboard.model.layouts import shape_in_words
-from hookboard.model.nested import map_tensors
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, Hooks, hooked, is_own_call, spare_of
+from hookboard.model.nested import map_tensors, shape_in_words
 from hookboard.model.selection import Patterns, Types, check_selection
 
 EditFunction = Callable[[Tensor], Tensor]
@@ -281,7 +279,7 @@ class Edits:
     Values are changed before other hooks read them, gradients before earlier hooks do. Of several edits on one module,
     the one attached first applies first.
 
-    In a call that hookboard makes itself (`hookboard.measure.own_call`) a copy of the rule is applied, so that the rule
+    In a call that hookboard makes itself (`hookboard.measure.hooked`) a copy of the rule is applied, so that the rule
     does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`; what a plain
     function keeps in a closure or a global is not copied.
 

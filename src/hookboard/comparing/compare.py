@@ -1,10 +1,10 @@
-"""`compare`: in which modules two models differ by more than rounding, and why."""
+"""`compare`: in which modules two models differ by more than rounding, and why; `Comparison` is what it returns."""
 
 import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,63 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.messages import quoted
-from hookboard.comparing.comparison import Comparison, Row
 from hookboard.comparing.distance import step_of
-from hookboard.comparing.faults import Faults
-from hookboard.comparing.forced import beside, renamed, rounding_of
+from hookboard.comparing.faults import Difference, Faults
 from hookboard.comparing.matching import matched
-from hookboard.comparing.recorded import Recorded, add_index, opened, write
+from hookboard.comparing.recorded import Recorded, add_index, beside, opened, renamed, rounding_of, write
 from hookboard.comparing.running import Loss, ModelRunner, Spot, watched_modules, weights_in
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor that was compared.
+
+    Args:
+        spot: the tensor: its module, call, part and path.
+        found: its relative difference if its module gets the left model's inputs.
+        expected: the relative difference that rounding can cause.
+    """
+
+    spot: Spot
+    found: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Args:
+        differences: what differs by more than rounding, in the order of execution, backward after forward.
+        rows: every tensor that was compared, in the order of execution.
+        names: name in the right model -> name in the left model, for each module that was compared.
+        notes: what was not compared, and what differs without an effect.
+    """
+
+    differences: tuple[Difference, ...]
+    rows: tuple[Row, ...]
+    names: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference; None if all that was compared is equal up to rounding, or nothing was (no `rows`)."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        modules = len({row.spot.module for row in self.rows})
+        said = f"{len(self.rows)} tensors of {modules} module{'s' * (modules != 1)} were compared"
+        if not self.rows and self.first is None:
+            lines = ["Nothing was compared: no tensor of one model has a counterpart in the other."]
+        elif self.first is None:
+            lines = [f"Equal up to rounding: {said}."]
+        else:
+            count = len(self.differences)
+            lines = [f"{count} difference{'' if count == 1 else 's'}: {said}.", *map(str, self.differences)]
+        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from hookboard.base.messages import listed
 from hookboard.comparing.distance import BROKEN, Distance, distance
-from hookboard.comparing.forced import Found, renamed
-from hookboard.comparing.recorded import Recorded, facts_of, tied_in
+from hookboard.comparing.recorded import Found, Recorded, facts_of, renamed, tied_in
 from hookboard.comparing.running import Part, Spot, weights_in
 
 BEYOND_ROUNDING = 3.0

@@ -1,20 +1,24 @@
-"""What a model gave for a batch, in a file: the tensors of every call of a module, its weights, and what it is."""
+"""What a model gave for a batch, in a file; a run with these tensors forced into it judges each module by itself."""
 
 import functools
 import itertools
 import json
+import math
 import os
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
-from hookboard.base.ranks import whole
+from hookboard.base.ranks import local, whole
 from hookboard.base.torch_private import modules_in
+from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
 from hookboard.comparing.running import (
     ModelRunner,
     Spot,
@@ -22,6 +26,7 @@ from hookboard.comparing.running import (
     gradients_in,
     parameters_in,
     plain_name,
+    watched_modules,
     weights_in,
 )
 
@@ -208,3 +213,183 @@ def tied_in(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     named = [(name, first.setdefault(id(one), name)) for name, one in parameters_in(model).items()]
     return {name: earlier for name, earlier in named if name != earlier}
+
+
+NOISE_RUNS = 3
+"""How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
+
+
+@dataclass
+class Found:
+    """How a run differs from the recorded call.
+
+    Args:
+        spots: how far each tensor is from the recorded one, in the order in which they were seen.
+        buffers: how far each buffer is from the recorded one after the call, by its recorded name.
+        gradients: the same for the gradient of each parameter.
+        missing: names of recorded gradients that the run did not give.
+        added: names of weights that got a gradient only in the run.
+    """
+
+    spots: dict[Spot, Distance] = field(default_factory=dict)
+    shapes: dict[Spot, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    buffers: dict[str, Distance] = field(default_factory=dict)
+    gradients: dict[str, Distance] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+
+    def distances(self) -> Iterator[tuple[Spot | str, Distance]]:
+        """Yield how far all of them are, by spot, or name of a gradient or buffer."""
+        yield from self.spots.items()
+        yield from self.gradients.items()
+        yield from self.buffers.items()
+
+
+class _Taken(torch.autograd.Function):
+    """Gives the values of another tensor, and passes the gradient on to the first."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, own: Tensor, other: Tensor) -> Tensor:
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def beside(
+    runner: ModelRunner,
+    recorded: Recorded,
+    names: Mapping[str, str],
+    *,
+    is_fault: Callable[[Spot, Distance], bool] = lambda spot, found: False,
+    noise: Callable[[Tensor], Tensor] | None = None,
+) -> Found:
+    """Run a model beside a recorded call, and measure how far each tensor is from the recorded one.
+
+    Recorded tensors take the place of outputs, of their gradients, and of inputs that are at fault (`is_fault` tells
+    whether what was measured is more than rounding), so that a fault does not spread. `noise` changes the recorded
+    tensors, and the model's inputs.
+    """
+    found, model = Found(), runner.model
+
+    def see(spot: Spot, tensor: Tensor) -> Tensor | None:
+        if spot.module not in names:
+            return None
+        at = replace(spot, module=names[spot.module])
+        entry = recorded.index.spots.get(at)
+        if entry is None or at in found.spots:
+            return None
+        wanted = recorded.tensor(entry).to(tensor.device)
+        if wanted.shape != tensor.shape:
+            found.shapes[at] = tuple(wanted.shape), tuple(tensor.shape)
+            found.spots[at] = BROKEN
+            return None
+        found.spots[at] = distance(wanted, tensor)
+        is_given = spot.part == "input"
+        if noise is not None and (not is_given or not spot.module):
+            wanted = noise(wanted)
+        elif is_given and not is_fault(at, found.spots[at]):
+            return None
+        wanted = converted(wanted, tensor.dtype)
+        if is_given and noise is None and _can_be_filled(tensor):
+            # The code around the module has this very tensor too, as the sum of a residual connection.
+            tensor.data.copy_(wanted)
+            return None
+        taken: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
+        return taken
+
+    def at_end() -> None:
+        for part, there, own in (
+            (found.buffers, recorded.index.after, buffers_in(model)),
+            (found.gradients, recorded.index.gradients, gradients_in(model)),
+        ):
+            for name, tensor in own.items():
+                entry = there.get(renamed(name, names))
+                if entry is not None and tensor is not None and entry.shape == tuple(tensor.shape):
+                    part[renamed(name, names)] = distance(recorded.tensor(entry), tensor)
+        given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
+        wanted = recorded.index.gradients
+        found.missing = [name for name in wanted if not given.get(name, True)]
+        known = recorded.index.weights
+        found.added = [name for name, has in given.items() if has and wanted and name in known and name not in wanted]
+
+    with nullcontext() if noise is None else _noise_in_saved(model, noise):
+        runner(see, at_end)
+    return found
+
+
+def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
+    """Return a context that adds noise to all that operations save for the backward pass, except weights.
+
+    A gradient may be a small difference of large numbers that one operation saves, as in attention.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
+
+    def pack(tensor: Tensor) -> Tensor:
+        is_plain = tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter)
+        if not is_plain or tensor.untyped_storage().data_ptr() in weights:
+            return tensor
+        return noise(tensor.detach())
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
+
+
+def _can_be_filled(tensor: Tensor) -> bool:
+    """Return True if each element has memory of its own."""
+    return all(size == 1 or stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return the recorded name of a parameter or buffer, by the name of the module that has it.
+
+    >>> renamed("body.0.weight", {"body.0": "net.first"})
+    'net.first.weight'
+    """
+    module, _, own = name.rpartition(".")
+    twin = names.get(module)
+    return name if twin is None else f"{twin}.{own}".lstrip(".")
+
+
+def rounding_of(
+    runner: ModelRunner, recorded: Recorded, step: float, dtypes: Mapping[str, torch.dtype]
+) -> dict[Spot | str, float]:
+    """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
+
+    The recorded model runs a few times with noise of one rounding step (the distance of 1 to the next number) on its
+    inputs and on what each module returns; and once with its weights in `dtypes`, if these are others: that holds what
+    a kernel rounds within. The largest change counts.
+    """
+    names = {name: name for name in watched_modules(runner.model)}
+    own = {name: one.dtype for name, one in weights_in(runner.model).items() if one.is_floating_point()}
+    others = {name: dtypes[name] for name in own if dtypes.get(name, own[name]) != own[name]}
+    largest: dict[Spot | str, float] = defaultdict(float)
+    for seed in range(NOISE_RUNS):
+        for key, seen in beside(runner, recorded, names, noise=rounding_noise(step, seed)).distances():
+            largest[key] = max(largest[key], seen.relative)
+    if others:
+        try:
+            found = beside(replace(runner, dtypes=others), recorded, names)
+        except Exception:  # its code may know one type only; the noise is measured in any case
+            return largest
+        for key, seen in found.distances():
+            # Numbers too large for these types are a difference.
+            if key in found.shapes or math.isfinite(seen.relative) or math.isfinite(seen.right):
+                largest[key] = max(largest[key], seen.relative)
+    return largest
+
+
+def rounding_noise(step: float, seed: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that changes floating numbers by a rounding step, up or down at random."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def noisy(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return torch.view_as_complex(noisy(torch.view_as_real(tensor.resolve_conj())))
+        if not tensor.is_floating_point():
+            return tensor
+        up = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu") < 0.5
+        factor = 1 + step * (2 * up.to(tensor.device, torch.float64) - 1)
+        return torch.where(is_extreme(tensor), tensor, (tensor.to(torch.float64) * factor).to(tensor.dtype))
+
+    return noisy

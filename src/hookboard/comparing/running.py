@@ -13,8 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookboard.base.torch_private import in_backward, in_transform, is_compiled, modules_in
-from hookboard.measure.hooked import hooked
-from hookboard.measure.own_call import own_call
+from hookboard.measure.hooked import hooked, own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
 from hookboard.model.state import same_random_state, same_state
 

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.either_lightning import is_lightning
-from hookboard.experiments.attempt import Setting
-from hookboard.experiments.experiment import CheckupReport, experiment
+from hookboard.experiments.experiment import CheckupReport, Setting, experiment
 from hookboard.health.rule import Finding
 from hookboard.model.state import same_random_state
-from hookboard.tracing.audit import audit
 from hookboard.tracing.optimizing import findings_of_optimizers
-from hookboard.tracing.step import CannotRunAgainError, undisturbed
+from hookboard.tracing.step import CannotRunAgainError, audit, undisturbed
 
 SECONDS = 30.0
 """The budget of the experiments if the user gives none (a choice)."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS
+from hookboard.measure.row import FIELDS, Places, Readings
 from hookboard.model.layers import Kind, Layer
 from hookboard.model.sites import Role
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from hookboard.health.case import Case
+from hookboard.health.rule import Case
 from hookboard.health.rules.shared import are_targets_unscaled
 from hookboard.health.run import Run
 

@@ -23,10 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hookboard.base.messages import quoted, warn_switched_off
-from hookboard.health.case import Case, Place
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
-from hookboard.health.rule import Finding, Rule, Verdict
+from hookboard.health.rule import Case, Finding, Place, Rule, Verdict
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate

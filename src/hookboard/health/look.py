@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.base.messages import listed
-from hookboard.measure.readings import Reading, Readings
-from hookboard.measure.row import channel_stride
+from hookboard.measure.row import Reading, Readings, channel_stride
 from hookboard.model.sites import Role, Site
 
 

@@ -14,9 +14,8 @@ from hookboard.health.report import cards_of, caveat, coverage, folded_verdicts,
 from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
-from hookboard.images.colour_scale import ColourScale
 from hookboard.images.heat_map import Mark, heat_map
-from hookboard.images.picture import Picture
+from hookboard.images.picture import ColourScale, Picture
 from hookboard.writers.entry import Entry, Table, escaped, markdown
 
 VERDICT = "health/verdict"

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-from hookboard.images.colour_scale import ColourScale, log_scale
 from hookboard.images.picture import (
     ALARM,
     FONT_SIZE,
@@ -18,11 +17,13 @@ from hookboard.images.picture import (
     PAPER,
     WIDTH,
     Bar,
+    ColourScale,
     Picture,
     Pixels,
     draw_ticks,
     font,
     indices,
+    log_scale,
     pen,
 )
 

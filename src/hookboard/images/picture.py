@@ -1,18 +1,92 @@
-"""A picture that is ready to be logged: its pixels, with a caption above and colour bars below.
-
-Pillow draws it, not matplotlib, which takes 13 to 24 times as long (`python benchmarks/pictures.py`).
-"""
+"""A picture that is ready to be logged: pixels, tiles, colours and what they stand for, captions, maps over it."""
 
 import functools
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from hookboard.images.colour_scale import ColourScale
+MAX_DECADES_BEYOND_BULK = 2.0
+"""How many decades the scale extends at most beyond the 5th and the 95th percentile, unless they are further apart."""
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """The range of values that the colours span.
+
+    Args:
+        low: the value of the first colour.
+        high: the value of the last colour.
+        is_log: True for a logarithmic scale.
+        is_cut: whether there are values below `low`, and above `high`; they have the colour of that end.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+    is_cut: tuple[bool, bool] = (False, False)
+
+    def shares(self, values: np.ndarray) -> np.ndarray:
+        """Return the position of each value on the scale, from 0 to 1; NaN where the value is not finite."""
+        finite = np.where(np.isfinite(values), values, np.nan)
+        if self.is_log:
+            with np.errstate(divide="ignore"):
+                finite = np.log10(np.maximum(finite, 0.0))
+            low, high = math.log10(self.low), math.log10(self.high)
+        else:
+            low, high = self.low, self.high
+        return np.clip((finite - low) / (high - low), 0.0, 1.0)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The labels of both ends, such as "<0.01" and "1"."""
+        low, high = f"{self.low:.3g}", f"{self.high:.3g}"
+        return ("<" if self.is_cut[0] else "") + low, (">" if self.is_cut[1] else "") + high
+
+    def ticks(self) -> list[float]:
+        """Return the powers of ten on a logarithmic scale; on a linear one, at most six round numbers.
+
+        >>> ColourScale(0.0, 1.0).ticks(), ColourScale(-3.2, 4.1).ticks()
+        ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [-2.0, 0.0, 2.0, 4.0])
+        """
+        if self.is_log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            return [10.0**exponent for exponent in range(first, last + 1)]
+        if not self.low < self.high:
+            return []
+        power = math.floor(math.log10(self.high / 2 - self.low / 2))
+        step = next(k for k in (1, 2, 5) if (self.high - self.low) / 10.0**power <= 5 * k)
+        multiples = range(math.ceil(self.low / 10.0**power / step), math.floor(self.high / 10.0**power / step) + 1)
+        return [float(f"{multiple * step}e{power}") for multiple in multiples]
+
+
+def log_scale(values: np.ndarray) -> ColourScale:
+    """Return a logarithmic scale that fits the values; far outliers are cut off.
+
+    It spans at least one decade. If there is a 0, the scale begins half a decade lower: 0 has the lowest colour alone.
+    """
+    positive = values[np.isfinite(values) & (values > 0)]
+    has_zero = bool((values == 0).any())
+    if not len(positive):
+        return ColourScale(0.1, 1.0, True, (has_zero, False))
+    logs = np.log10(positive)
+    least, greatest = float(logs.min()), float(logs.max())
+    bottom, top = np.percentile(logs, [5, 95]).tolist()
+    low, high = (
+        max(least, bottom - max(MAX_DECADES_BEYOND_BULK, top - bottom)),
+        min(greatest, top + max(MAX_DECADES_BEYOND_BULK, top - bottom)),
+    )
+    narrow = max(0.0, 1.0 - (high - low)) / 2
+    low, high = low - narrow - (0.5 if has_zero else 0.0), high + narrow
+    return ColourScale(10.0**low, 10.0**high, True, (has_zero or low > least, high < greatest))
+
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -223,3 +297,101 @@ def wrapped(text: str, width: int) -> list[str]:
         else:
             lines[-1] = longer
     return lines
+
+
+TILE_GAP = 2
+"""Pixels between two tiles."""
+
+
+def shrink(maps: Tensor, size: int) -> Tensor:
+    """Shrink maps of shape (n, channels, height, width) to at most `size` pixels a side, by averaging over areas."""
+    height, width = maps.shape[-2:]
+    factor = max(height, width) / size
+    if factor <= 1:
+        return maps
+    to = (max(1, round(height / factor)), max(1, round(width / factor)))
+    return torch.nn.functional.interpolate(maps, size=to, mode="area")
+
+
+def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Repeat pixels of shape (n, height, width, ...) as often as fits into `size` a side; larger ones stay as is."""
+    times = max(1, size // max(pixels.shape[1:3]))
+    return pixels.repeat(times, axis=1).repeat(times, axis=2)
+
+
+def grid(tiles: Pixels, columns: int) -> Pixels:
+    """Arrange tiles of shape (n, height, width) or (n, height, width, 3) in rows and columns, with white gaps.
+
+    torchvision's `make_grid` takes 6 to 20 times as long, and occupies torch's threads.
+    """
+    count, height, width, *colours = tiles.shape
+    rows, (high, wide) = -(-count // columns), (height + TILE_GAP, width + TILE_GAP)
+    framed = np.full((rows * columns, high, wide, *colours), PAPER, np.uint8)
+    framed[:count, :height, :width] = tiles
+    in_rows: Pixels = framed.reshape(rows, columns, high, wide, *colours).swapaxes(1, 2)
+    return in_rows.reshape(rows * high, columns * wide, *colours)
+
+
+def joined(parts: Sequence[Pixels], axis: int) -> Pixels:
+    """Put pictures below each other (axis 0) or side by side (axis 1), with a margin between them."""
+    most = max(part.shape[1 - axis] for part in parts)
+    padded = []
+    for k, part in enumerate(parts):
+        blank = [(0, 0)] * part.ndim
+        blank[axis], blank[1 - axis] = (0 if k == 0 else MARGIN, 0), (0, most - part.shape[1 - axis])
+        padded.append(np.pad(part, blank, constant_values=PAPER))
+    return np.concatenate(padded, axis)
+
+
+MAX_OPACITY = 0.7
+"""Opacity of the colours over the picture where a map is greatest; where it is 0 they are transparent."""
+
+
+def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
+    """Return a model's inputs, (n, channels, height, width), as the pictures before, (n, height, width, 3), uint8.
+
+    Without a mean each picture is stretched from its smallest to its largest value. Other than three channels are
+    averaged to grey.
+    """
+    pixels = inputs.detach().float().cpu()
+    channels = pixels.shape[1]
+    if mean is not None and std is not None:
+        factor, shift = (torch.tensor(each, device="cpu").view(-1, 1, 1) for each in (std, mean))
+        pixels = pixels * factor + shift
+    else:
+        is_finite = pixels.isfinite()
+        low = pixels.where(is_finite, math.inf).amin(dim=(1, 2, 3), keepdim=True)
+        high = pixels.where(is_finite, -math.inf).amax(dim=(1, 2, 3), keepdim=True)
+        pixels = (pixels - low) / (high - low).clamp(min=1e-12)
+    if channels != 3:
+        pixels = pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    shown: Pixels = pixels.nan_to_num(0).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+    return shown
+
+
+def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
+    """Draw a row for each sample: the input, its map scaled to its maximum, and both together.
+
+    Larger values of a map speak more for the class; negative ones are drawn as 0.
+    """
+    photos = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
+    heat = torch.nn.functional.interpolate(
+        maps.detach().float().cpu().clamp(min=0)[:, None], size=inputs.shape[1:3], mode="bilinear", align_corners=False
+    )
+    heat = heat / heat.amax(dim=(1, 2, 3), keepdim=True).where(heat.amax(dim=(1, 2, 3), keepdim=True) > 0, 1)
+    small = shrink(torch.cat([photos, heat], dim=1), size).numpy().transpose(0, 2, 3, 1)
+    shares, picture, colours = small[..., 3], small[..., :3] * 255, HEAT[indices(small[..., 3])]
+    opacity = MAX_OPACITY * shares[..., None]
+    columns = np.stack([picture, colours, picture + opacity * (colours - picture)], axis=1)
+    drawn = np.rint(columns).astype(np.uint8)
+    rows = [grid(enlarge(row, size), len(row)) for row in drawn]
+    parts = [part for text, row in zip(texts, rows, strict=True) for part in (_line(text, row.shape[1]), row)]
+    bar = Bar(ColourScale(0.0, 1.0), "map, relative to its maximum", right=rows[0].shape[1])
+    # What was enlarged has few different pixels: PNG holds them in less than JPEG.
+    return Picture(joined(parts, axis=0), caption, is_photo=max(drawn.shape[2:4]) * 2 > size, bars=(bar,))
+
+
+def _line(text: str, width: int) -> Pixels:
+    image = Image.new("RGB", (max(width, round(font().getlength(text)) + 1), LINE_HEIGHT), (PAPER,) * 3)
+    pen(image).text((0, 2), text, (20, 20, 20), font())
+    return np.asarray(image)

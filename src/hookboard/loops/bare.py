@@ -22,7 +22,7 @@ from hookboard.base.torch_private import parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import scaler_of_fabric
-from hookboard.measure.backward_calls import hear_backward, unhear_backward
+from hookboard.measure.hooked import hear_backward, unhear_backward
 
 
 class BareLoop(Loop):

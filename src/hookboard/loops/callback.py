@@ -37,10 +37,10 @@ from hookboard.base.ranks import Ranks, gathered, has_process_group
 from hookboard.base.torch_private import modules_in, run_unseen, unseen
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import SET_BY_LIGHTNING, TrainerLoop
-from hookboard.model.parameters import weights_of
 from hookboard.model.patterns import folded
 from hookboard.model.selection import NothingToSelectError, named_submodules
 from hookboard.model.sites import Role, Stage
+from hookboard.model.state import weights_of
 from hookboard.writers.loggers import Loggers
 
 KEY = "hookboard"

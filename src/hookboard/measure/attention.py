@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import has_torch_function
 
 from hookboard.base.torch_private import calls_of_modules, can_be_read, computing_plainly, in_backward, unseen
-from hookboard.measure.card import needs_host
-from hookboard.measure.own_call import own_calls
+from hookboard.measure.hooked import own_calls
+from hookboard.measure.memory import needs_host
 from hookboard.measure.table import Table
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site

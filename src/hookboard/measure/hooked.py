@@ -1,12 +1,14 @@
-"""`hooked`: puts hooks on a module, in the order that hookboard's hooks need, and takes them off together."""
+"""Hooks on modules, in their order; listeners to backward passes; calls of the model that hookboard makes itself."""
 
 import functools
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import ExitStack, closing
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, ParamSpec, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of
@@ -97,3 +99,117 @@ def _sort(hooks: "OrderedDict[int, Callable[..., Any]]") -> None:
 
     for key in sorted(hooks, key=order):
         hooks.move_to_end(key)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Spares(dict[int, tuple[Any, Any]]):
+    """The id of an original to (original, copy). It equals itself alone."""
+
+    __eq__ = object.__eq__
+
+
+own_calls: list[_Spares] = []
+"""One for each running own call, the innermost last."""
+
+
+@contextmanager
+def own_call() -> Iterator[None]:
+    """Mark all calls of a model inside the context as made by hookboard itself. Contexts may be nested."""
+    spares = _Spares()
+    try:
+        own_calls.append(spares)
+        yield
+    finally:
+        # Not by `pop`: calls in several threads end in any order. In place, because taps hold this very list.
+        own_calls.remove(spares)
+
+
+def as_own_call(run: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Call a function inside `own_call`, of which nothing is left whenever Ctrl-C comes."""
+    spares = _Spares()
+    try:
+        own_calls.append(spares)
+        return run(*args, **named)
+    finally:
+        own_calls.remove(spares)
+
+
+def is_own_call() -> bool:
+    """Return True if hookboard itself is calling a model, in any thread; see `own_call`."""
+    return bool(own_calls)
+
+
+def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
+    """Return the copy that the running own call uses in place of `original`; without an own call, `original` itself.
+
+    The copy is made at the first request, and is the same until the call ends.
+
+    Args:
+        original: the object that must not change.
+        make_copy: copies the object with its state.
+    """
+    current = original
+    for spares in own_calls:  # an inner call copies the copy of the outer one
+        if id(current) not in spares:
+            spares[id(current)] = current, make_copy(current)
+        current = spares[id(current)][1]
+    return current
+
+
+Listener = Callable[[Callable[[], None], Sequence[Tensor]], None]
+"""Is called in place of a backward pass, with a function that runs it, and with the losses."""
+
+_listeners: list[tuple[int, Listener]] = []
+"""Threads, and who listens to their backward passes. `torch.autograd.backward` is replaced while there are any."""
+
+_ours: Any = None
+"""What was put in place of `torch.autograd.backward` last; that is its `__wrapped__`."""
+
+_changing, _in_backward = threading.Lock(), threading.local()
+
+
+def hear_backward(listener: Listener) -> None:
+    """Call a listener at each backward pass of this thread from now on.
+
+    All threads share one replacement: with one each, the thread that ends last would put back that of another.
+    """
+    global _ours
+    with _changing:
+        _listeners.append((threading.get_ident(), listener))
+        if _ours is None or torch.autograd.backward is not _ours:
+            _ours = torch.autograd.backward = _heard(torch.autograd.backward)
+
+
+def unhear_backward(listener: Listener) -> None:
+    """Call a listener no longer; it may be called again, as after an interrupt in the middle of it."""
+    with _changing:
+        _listeners[:] = [one for one in _listeners if one[1] != listener]
+        # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without listeners.
+        if not _listeners and torch.autograd.backward is _ours:
+            torch.autograd.backward = vars(_ours)["__wrapped__"]
+
+
+def _heard(real: Callable[..., None]) -> Callable[..., None]:
+    """Return what stands in for `torch.autograd.backward`: the backward pass runs through this thread's listeners."""
+
+    @functools.wraps(real)
+    def backward(tensors: Any, *args: Any, **named: Any) -> None:
+        run: Callable[[], None] = functools.partial(real, tensors, *args, **named)
+        listeners = [one for thread, one in _listeners if thread == threading.get_ident()]
+        # Activation checkpointing calls `backward` again inside that of the loss.
+        if not listeners or vars(_in_backward):
+            return run()
+        given = tensors if isinstance(tensors, list | tuple) else [tensors]
+        losses = [one for one in given if isinstance(one, Tensor)]
+        _in_backward.is_inside = True
+        try:
+            for listener in listeners:
+                run = functools.partial(listener, run, losses)
+            run()
+        finally:
+            del _in_backward.is_inside
+
+    return backward

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hookboard.base.messages import inform
-from hookboard.measure.histogram import BINS
 from hookboard.measure.memory import shape_in_memory
-from hookboard.measure.row import WIDTH
+from hookboard.measure.row import BINS, WIDTH
 
 try:
     import hookboard.measure._native as _native

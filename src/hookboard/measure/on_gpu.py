@@ -39,7 +39,7 @@ from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import stream_number
 from hookboard.measure import memory, row
 from hookboard.measure.by_torch import count_into
-from hookboard.measure.card import processors
+from hookboard.measure.memory import processors
 
 WIDTH = tl.constexpr(row.WIDTH)
 COLUMNS = tl.constexpr(16)  # of a row in a tile, whose sizes are powers of two

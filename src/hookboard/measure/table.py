@@ -11,16 +11,12 @@ from torch import Tensor
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, local, own_part
 from hookboard.measure import native
-from hookboard.measure.card import measuring_device
-from hookboard.measure.histogram import histogram
-from hookboard.measure.memory import can_subtract, is_plain
-from hookboard.measure.over_ranks import Agreement
-from hookboard.measure.readings import Places, Readings
-from hookboard.measure.row import FIELDS
-from hookboard.measure.slab import Measured, Slab, Slot
+from hookboard.measure.by_torch import values_of, widened, with_memory
+from hookboard.measure.memory import can_subtract, is_plain, measuring_device
+from hookboard.measure.row import FIELDS, Places, Readings, histogram
+from hookboard.measure.slab import Agreement, Measured, Slab, Slot
 from hookboard.measure.statistics import Plan, joined, own_numbers
-from hookboard.measure.values import values_of, widened, with_memory
-from hookboard.model.layouts import shape_of
+from hookboard.model.nested import shape_of
 from hookboard.model.sites import Role, Site, Stage
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))

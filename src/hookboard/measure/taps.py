@@ -21,8 +21,7 @@ from hookboard.measure.gradients import (
     why_no_gradient,
 )
 from hookboard.measure.graphs import NOT_SHOWN, GraphEnd
-from hookboard.measure.hooked import Hooks, hooked
-from hookboard.measure.own_call import own_calls
+from hookboard.measure.hooked import Hooks, hooked, own_calls
 from hookboard.model.nested import named_inputs, tensors_in
 from hookboard.model.sites import ROLES, Role, Site
 

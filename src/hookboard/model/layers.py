@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.torch_private import parameters_in
-from hookboard.model.layouts import shape_of
+from hookboard.model.nested import shape_of
 from hookboard.model.selection import PARAMETRIZATIONS
 from hookboard.model.sites import OF_PARTS, ROLES, Site
 

@@ -1,23 +1,231 @@
-"""`BlackBox`: checks every batch for a NaN or Inf, and finds the operation that produced the first one."""
+"""`BlackBox`: notices the first NaN or Inf, and finds the operation that made it, and the rows of the batch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.messages import listed, warn_switched_off
-from hookboard.base.torch_private import parameters_in, sequence_number
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import (
+    computing_plainly,
+    modules_in,
+    number_saved_by,
+    parameters_in,
+    saved_tensors_of,
+    sequence_number,
+)
+from hookboard.health.look import WorstRows
+from hookboard.health.robust import median
 from hookboard.health.rules.numerics import Nonfinite
-from hookboard.measure.card import measuring_device
-from hookboard.model.layouts import stored
+from hookboard.measure.memory import measuring_device
+from hookboard.model.nested import stored, tensors_in
+from hookboard.model.selection import named_submodules
 from hookboard.tracing import explain
-from hookboard.tracing.bad_operation import MAX_NODES, Program, bad_operation_in, is_finite
+from hookboard.tracing.bad_operation import MAX_NODES, Program, bad_operation_in, is_finite, operation_of
 from hookboard.tracing.explain import Moment
-from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
-from hookboard.tracing.sentinels import all_finite, nonfinite_gradients, sentinels_of
+
+_NUMBERS = {"nll_loss": ("ignore_index",), "smooth_l1_loss": ("beta",), "huber_loss": ("delta",)}
+_TENSORS = ("weight", "pos_weight")
+"""What a call of these functions was given besides, by the names under which a node saves it."""
+
+_SAME = "nll_loss mse_loss huber_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits pow abs"
+_LOSSES = {**{name: name for name in _SAME.split()}, "nll_loss2d": "nll_loss"}
+"""Operation, as autograd names it, to the function of torch that gives a value for each element before the mean."""
+
+_BETWEEN = "mean sum div mul add neg view reshape_alias unsafe_view squeeze unsqueeze to_copy alias"
+_PASSING = frozenset(_BETWEEN.split())
+"""Operations that may stand between these values and the loss."""
+
+_FACTORS = ("mul", "div")
+
+_BEFORE = frozenset(["log_softmax", "to_copy", "view", "unsafe_view", "reshape_alias", "clone"])
+"""Operations that may stand between a flattened tensor of tokens and the values."""
+
+NODES_LOOKED_AT = 64
+"""How many operations before the loss are looked at, at most (a choice)."""
+
+LEAST_FACTOR = 2.0
+"""A finite row is named from this many times the median of the others (a choice)."""
+
+
+def row_counts_of(batch: Any) -> frozenset[int] | None:
+    """Return the numbers of rows of the tensors in a batch; None if the batch is not known."""
+    return None if batch is None else frozenset(one.shape[0] for _, one in tensors_in(batch) if one.dim())
+
+
+@computing_plainly
+def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: float = 0.0) -> WorstRows | None:
+    """Return the rows of the batch with the largest loss, or whose loss is not finite; None if no few stand out.
+
+    Known are losses of torch in which each element has a value, and means of squares or absolute values, but not sums
+    of several. No code of the user runs.
+
+    Args:
+        loss: the loss.
+        counts: see `row_counts_of`: with another number of rows, they are not those of the batch.
+        excess: the share of the loss that is more than usual. Finite rows are named if they make half of that.
+    """
+    node = _values_before(loss)
+    saved = {} if node is None else saved_tensors_of(node)
+    if node is None or "self" not in saved or any(type(one) is not Tensor for one in saved.values()):
+        return None
+    with torch.no_grad():
+        values, is_counted = _values_of(node, {name: one.detach() for name, one in saved.items()})
+        rows = _row_count(node, values)
+        if rows < 2 or (counts is not None and rows not in counts):
+            return None
+        is_counted = is_counted.reshape(rows, -1)
+        sums = torch.where(is_counted, values.reshape(rows, -1).double(), 0).sum(1).tolist()
+        numbers = is_counted.sum(1).tolist()
+    by_row = {row: sums[row] / number for row, number in enumerate(numbers) if number}
+    worst = [row for row, value in by_row.items() if not math.isfinite(value)]
+    usual = median([value for value in by_row.values() if math.isfinite(value)])
+    if not worst and by_row:
+        most = max(by_row.values())
+        worst = [row for row, value in by_row.items() if value > usual + (most - usual) / 2]
+        without = [row for row in by_row if row not in worst]
+        mean, rest = (sum(sums[row] for row in some) / sum(numbers[row] for row in some) for some in (by_row, without))
+        worst = worst if most > LEAST_FACTOR * usual and mean - rest >= excess / 2 * mean else []
+    if not worst or len(worst) > len(by_row) / 2:  # then it is not a matter of rows
+        return None
+    name = _function_of(node)
+    return WorstRows(name, tuple(worst), tuple(by_row[row] for row in worst), usual, len(by_row))
+
+
+def _values_before(loss: Tensor) -> Node | None:
+    """Return the operation before a loss that has a value for each element; None if the loss is no multiple of them.
+
+    It is not where there are other terms, or where elements have factors of their own, as of a mask.
+    """
+    node = loss.grad_fn
+    for _ in range(NODES_LOOKED_AT):
+        if node is None or operation_of(node) in _LOSSES:
+            return node
+        name, before = operation_of(node), [each for each, _ in node.next_functions if each is not None]
+        if name not in _PASSING or len(before) != 1 or (name in _FACTORS and not _has_one_factor(node)):
+            return None
+        node = before[0]
+    return None
+
+
+def _has_one_factor(node: Node) -> bool:
+    """Return True if a product or quotient has the same known factor for all elements."""
+    is_first = node.next_functions[0][0] is not None
+    factor = saved_tensors_of(node).get("other" if is_first else "self")
+    return factor is not None and factor.numel() == 1 and (is_first or operation_of(node) == "mul")
+
+
+def _values_of(node: Node, saved: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the value of each element before the mean, and which of them count, same shape."""
+    name, given = _LOSSES[operation_of(node)], saved["self"]
+    if name in ("pow", "abs"):
+        exponent = number_saved_by(node, "exponent", 1)
+        values = given.abs() if name == "abs" else given.pow(exponent)
+        return values, torch.ones_like(values, dtype=torch.bool)
+    target = saved["target"]
+    options: dict[str, Any] = {key: saved[key] for key in _TENSORS if key in saved}
+    options |= {key: number_saved_by(node, key) for key in _NUMBERS.get(name, ())}
+    values = getattr(nn.functional, name)(given, target, reduction="none", **options)
+    counts = target != options["ignore_index"] if name == "nll_loss" else torch.ones_like(values, dtype=torch.bool)
+    return values, counts.view_as(values)
+
+
+def _row_count(node: Node, values: Tensor) -> int:
+    """Return the number of rows of the batch: where tokens were flattened, from the shape before."""
+    before = node.next_functions[0][0]
+    while values.dim() == 1 and before is not None and operation_of(before) in _BEFORE:
+        sizes = number_saved_by(before, "self_sym_sizes")
+        known = sizes if sizes is not None and len(sizes) > 1 else (0,)
+        if len(values) in (math.prod(known), math.prod(known[:-1]) if len(known) > 2 else 0):
+            return int(known[0])
+        before = before.next_functions[0][0]
+    return len(values) if values.dim() else 0
+
+
+def _function_of(node: Node) -> str:
+    """Return the name of the function that gave the values, as users know it."""
+    name, before = _LOSSES[operation_of(node)], node.next_functions[0][0]
+    while name == "nll_loss" and before is not None and operation_of(before) in _BEFORE:
+        name = "cross_entropy" if operation_of(before) == "log_softmax" else name
+        before = before.next_functions[0][0]
+    return name
+
+
+MAX_WHOLE_ELEMENTS = 4096
+"""Of a gradient with more elements only the first column is read: it has one element for each unit."""
+
+MAX_UNITS = 4096
+"""Of a large gradient with more units than this nothing is read, unless it is sparse."""
+
+MAX_SENTINELS = 64
+"""Maximum number of gradients that are read, besides those of the first module and sparse ones."""
+
+MIN_SMALL = 8
+"""From this many small gradients on, the columns of large ones are not read."""
+
+
+def sentinels_of(model: nn.Module) -> list[Parameter]:
+    """Return a few parameters whose gradients show whether any gradient of a model has a NaN or Inf.
+
+    The backward pass carries a NaN on to every earlier module. So it is enough to read the gradient of the smallest
+    parameter of each module, such as a bias or the weight of a norm, of all parameters of the first module, and those
+    that are sparse, such as an embedding's, because the backward pass may end there.
+    """
+    sparse, owned = list[Parameter](), list[list[Parameter]]()
+    for module in modules_in(model).values():
+        own = [p for p in parameters_in(module, recurse=False).values() if not is_lazy(p) and not p.is_nested]
+        sparse += [p for p in own if vars(module).get("sparse") is True or _is_sparse(p)]
+        few = [p for p in own if p.numel() <= MAX_WHOLE_ELEMENTS or (p.ndim > 1 and len(p) <= MAX_UNITS)]
+        owned += [few] if few else []
+    smallest = [min(own, key=torch.numel) for own in owned]
+    small = [p for p in smallest if p.numel() <= MAX_WHOLE_ELEMENTS]
+    smallest = small if len(small) >= MIN_SMALL else smallest
+    spread = smallest[:: -(-len(smallest) // MAX_SENTINELS) or 1]
+    return [*{id(p): p for p in (*chain(*owned[:1]), *sparse, *spread)}.values()]
+
+
+def all_finite(parameters: Iterable[Parameter]) -> bool:
+    """Return True if the gradients of these parameters are finite, as far as they are read."""
+    parts = list[Tensor]()
+    for parameter in parameters:  # this runs in every step
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+            gradient = local(stored(gradient))
+        is_whole = gradient.numel() <= MAX_WHOLE_ELEMENTS or gradient.ndim < 2
+        parts.append(gradient.flatten() if is_whole else gradient.flatten(1).select(1, 0))
+    if not parts:
+        return True
+    try:
+        joined = torch.cat(parts)  # one operation for all costs less than one for each of them
+    except RuntimeError:  # they lie on several devices
+        joined = torch.cat([part.to(parts[0].device) for part in parts])
+    joined = torch.view_as_real(joined) if joined.is_complex() else joined
+    # A sum takes less time, and that of finite values rarely overflows.
+    return math.isfinite(float(joined.sum(dtype=torch.float32))) or is_finite(joined)
+
+
+def _is_sparse(parameter: Parameter) -> bool:
+    return parameter.grad is not None and parameter.grad.layout is not torch.strided
+
+
+def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
+    """Return the dotted name of each parameter whose gradient has a NaN or Inf, mapped to the name of its module."""
+    found = {}
+    for owner, module in {"": model, **dict(named_submodules(model))}.items():
+        for name, parameter in parameters_in(module, recurse=False).items():
+            if parameter.grad is not None and not is_finite(stored(parameter.grad)):
+                found[f"{owner}.{name}".lstrip(".")] = owner
+    return found
+
 
 MAX_SEARCHES = 10
 """Maximum number of batches that are searched in one fit. Under a GradScaler some of them have no fault."""

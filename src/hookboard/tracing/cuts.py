@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from hookboard.base.messages import listed
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import CREATING, CUTS, Op, Value
-from hookboard.tracing.ledger import joining, terms_of, trained_by
+from hookboard.tracing.ledger import joining, targets_of, terms_of, trained_by
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
-from hookboard.tracing.stillness import targets_of
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:

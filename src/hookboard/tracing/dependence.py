@@ -1,19 +1,20 @@
-"""Finds outputs that depend on other samples of the batch."""
+"""On what results depend: other samples of the batch, what the call takes at all, the size of the data."""
 
 import functools
 import itertools
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hookboard.base.ranks import local
 from hookboard.health.rule import Finding, Rule
-from hookboard.tracing.calls import RESHAPES, Op, Value, loss_part
-from hookboard.tracing.graph import PartialGraph, asked
-from hookboard.tracing.rules import TracedStep, losses_of
+from hookboard.tracing.calls import RESHAPES, Op, PartialGraph, Value, asked, loss_part
+from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
 
 ROUNDING = 1e-5
 """A gradient below this share of the largest one is none (a choice): kernels round, and finite masks such as -10000
@@ -241,3 +242,125 @@ def _finding(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Find
         "note" if may_be_meant else "alarm",
         rule="batch_mixing",
     )
+
+
+def no_influence(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a cross entropy of one class, a softmax over one number, and numbers divided by themselves."""
+    for call in losses_of(done):
+        if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
+            yield Finding(
+                call.op.place.module,
+                f"cross_entropy {call.op.place} gets a single class: its loss is 0 regardless of the model's output",
+                "give the model one output per class, or use binary_cross_entropy_with_logits",
+                "alarm",
+            )
+    for call, op, shape, dim in last_softmaxes(done):
+        if shape[dim] == 1:
+            is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
+            yield Finding(
+                op.place.module,
+                f"{op.name} {op.place} runs over a dimension of size 1 (input shape {list(shape)}): its output is "
+                f"{'1' if op.name == 'softmax' else '0'} regardless of the input",
+                "use sigmoid for one output, or give the model one output per class"
+                if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
+                else f"remove the {op.name}: the targets are {in_numbers(call.wanted)}",
+                "alarm",
+            )
+    for division in (value.op for value in done.loss.ancestors()):
+        if division is None or division.name not in ("div", "truediv", "divide") or len(division.inputs) < 2:
+            continue
+        divided, divisor = division.inputs[:2]
+        if divided.of_parameters and _is_own_sum(divisor, divided):
+            yield Finding(
+                division.place.module,
+                f"{division.place}, each number of a tensor of shape {list(divided.shape)} is divided by itself, as "
+                "the sum in the divisor runs over a dimension of size 1: the result is 1 regardless of the input",
+                "divide only where the sum has several terms, as with several selected experts",
+                "alarm",
+            )
+
+
+NO_INFLUENCE = Rule("no_influence", no_influence, of="step", gives="alarm")
+
+
+SMALL = 1e-5
+"""What is added to a divisor, or is its least, so that it is not 0, is no larger (a choice); 1 + x is another function.
+"""
+
+
+def _is_own_sum(divisor: Value, value: Value) -> bool:
+    """Return True if a divisor is a sum over a single number of a value, perhaps with something small added."""
+    while (op := divisor.op) is not None and op.name in ("add", "radd", "clamp", "clamp_min", "to"):
+        numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+        if len(op.inputs) != 1 or any(abs(one) > SMALL for one in numbers):
+            return False
+        divisor = op.inputs[0]
+    is_sum = divisor.op is not None and divisor.op.name == "sum" and divisor.op.inputs[:1] == [value]
+    return is_sum and math.prod(divisor.shape) == math.prod(value.shape)
+
+
+WEIGHING = ("linear", "matmul", "mm", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Functions whose first argument is weighed by parameters."""
+
+
+class DataInput(NamedTuple):
+    """The first argument of a function with parameters, if it comes from data alone.
+
+    Args:
+        op: the call.
+        value: the value of the argument.
+        tensor: the argument, detached; of a DTensor what this rank has.
+    """
+
+    op: Op
+    value: Value
+    tensor: Tensor
+
+
+def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
+    """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
+    name = next(iter(given), "")
+    value = op.arguments.get(name)
+    if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
+        return None
+    return DataInput(op, value, local(given[name].detach()))
+
+
+_NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"})
+
+
+def taken_by_weights(done: TracedStep) -> dict[str, float]:
+    """Map each tensor of the batch that weights do not take as it is, by its path, to the RMS with which they take it.
+
+    Of several the one farthest from 1; 1 if no weights take it, or embeddings as codes. Left out if it is not known.
+    """
+    sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
+    of_loss, rms = set(loss_part(done.loss)), dict[Value, float]()
+    for op in done.step.ops:
+        meets_weights = op not in of_loss and op.name not in _NORMS and any(one.of_parameters for one in op.inputs)
+        for value in op.inputs if meets_weights else ():
+            if not value.of_batch or value.of_parameters:
+                continue
+            paths = {one.path for one in value.ancestors() if one.path is not None} & done.step.float_paths
+            if op.name == "embedding":
+                codes |= paths
+            elif value.origin.path is not None:
+                given |= paths
+            else:
+                if paths and value not in rms:  # a mask meets each layer
+                    is_it = isinstance(op.seen, DataInput) and op.seen.value is value
+                    rms[value] = _rms_of(op.seen if is_it else None)
+                for path in paths:
+                    sizes.setdefault(path, []).append(rms[value])
+    taken = {path: max(each, key=lambda size: abs(math.log(size))) for path, each in sizes.items() if min(each) > 0}
+    known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or given else {}
+    known = {path: size for path, size in (known | taken).items() if path not in given}
+    return known | dict.fromkeys(codes, 1.0)
+
+
+def _rms_of(data: object) -> float:
+    """Return the RMS of what a call takes of the batch; 1 if it is not known, 0 if it is not finite."""
+    if not isinstance(data, DataInput) or not data.tensor.numel():
+        return 1.0
+    numbers = data.tensor.double()
+    return float(numbers.square().mean().sqrt()) if bool(numbers.isfinite().all()) else 0.0

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
-from hookboard.tracing.calls import RESHAPES, Value
-from hookboard.tracing.dependence import RECURRENT, Layout, firsts_behind, layouts_of
-from hookboard.tracing.graph import asked
-from hookboard.tracing.inputs import DataInput
+from hookboard.tracing.calls import RESHAPES, Value, asked
+from hookboard.tracing.dependence import RECURRENT, DataInput, Layout, firsts_behind, layouts_of
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9

@@ -34,14 +34,13 @@ from hookboard.base.torch_private import (
 from hookboard.health.run import Flow
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import MAX_NODES, CallPlace, Program, ProgramStep, nodes_behind, step_of
-from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
-from hookboard.tracing.user_code import is_of_library
+from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, is_of_library, tensors_of
 
 MAX_OPS = 10_000
 """A step with more calls is not read (a choice), nor is one with more than MAX_NODES nodes, as of a long LSTM."""
 
 _CALLERS = (
-    "/hookboard/tracing/audit.py",
+    "/hookboard/tracing/step.py",
     "/hookboard/tracing/step.py",
     "/lightning/pytorch/trainer/call.py",
     "/lightning/pytorch/loops/",

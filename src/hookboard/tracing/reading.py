@@ -1,30 +1,55 @@
-"""`Reader`: traces a step while it runs, and applies all rules to it."""
+"""`Reader`: traces a step while it runs, and asks all `RULES` about it."""
 
 import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
-from hookboard.health.rule import Finding
+from hookboard.health.rule import Finding, Rule, rules_in
+from hookboard.health.rules import LOOK_RULES
 from hookboard.health.run import Flow, StepFacts
-from hookboard.tracing import dice
 from hookboard.tracing.bad_operation import nodes_behind
-from hookboard.tracing.built_in import STEP_RULES
-from hookboard.tracing.calls import Value
+from hookboard.tracing.calls import PartialGraph, Value
 from hookboard.tracing.cuts import CUT
+from hookboard.tracing.dependence import WEIGHING, note_input, taken_by_weights
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
-from hookboard.tracing.graph import PartialGraph
-from hookboard.tracing.inputs import WEIGHING, note_input, taken_by_weights
-from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
+from hookboard.tracing.ledger import (
+    any_not_zero,
+    classes_of,
+    has_moving_target,
+    kind_of,
+    still_terms,
+    targets_of,
+    terms_of,
+    weights_behind,
+)
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
-from hookboard.tracing.scaling import constant_loss
-from hookboard.tracing.stillness import classes_of, has_moving_target, still_terms, targets_of, weights_behind
+from hookboard.tracing.scaling import DICE_OBSERVERS, constant_loss
+
+_ABOUT_THE_STEP = "rules modes dependence leak scaling cuts adapters experts optimizing"
+
+STEP_RULES: tuple[Rule, ...] = tuple(
+    rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))
+)
+"""The rules about the code of the first training step, in the order in which they are asked. Where several functions
+answer for one rule, each stands in a `Rule` of that name."""
+
+RULES: dict[str, Rule] = {}
+"""Every built-in rule by name; of several with one name the first."""
+
+for one in (*LOOK_RULES, *STEP_RULES):
+    RULES.setdefault(one.name, one)
+
+STEP = frozenset(rule.name for rule in STEP_RULES)
+"""The names of the rules that judge the code of the training step, some of them later looks too."""
+
 
 QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
 """The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
@@ -46,7 +71,7 @@ class Reader:
             batch,
             {
                 **OBSERVERS,
-                **dice.OBSERVERS,
+                **DICE_OBSERVERS,
                 **dict.fromkeys(ROUTING, note_choice),
                 **dict.fromkeys(WEIGHING, note_input),
             },

@@ -12,8 +12,7 @@ from torch import Tensor
 from hookboard.base.messages import warn_switched_off
 from hookboard.health.rule import Finding, Rule
 from hookboard.health.rules.shared import SCALE_TARGETS
-from hookboard.tracing.calls import RESHAPES, Observer, Op, Place, Value, loss_part
-from hookboard.tracing.graph import PartialGraph
+from hookboard.tracing.calls import RESHAPES, Observer, Op, PartialGraph, Place, Value, loss_part
 from hookboard.tracing.program import StepTrace
 
 RANGES: dict[str, tuple[float, float]] = {

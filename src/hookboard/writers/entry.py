@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from hookboard.images.picture import Picture
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 
 _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """Characters with a meaning in Markdown or HTML. An underscore within a word has none."""

@@ -1,20 +1,27 @@
-"""`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
+"""`Loggers`: writes entries to all loggers of a run; a logger that fails is left out. `EventFiles`: where they lie."""
 
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.base.messages import warn, warn_switched_off
-from hookboard.writers.comet import place_in_comet, write_to_comet
 from hookboard.writers.csv import place_beside_csv, write_to_csv
 from hookboard.writers.entry import Entry, joined
-from hookboard.writers.mlflow import place_in_mlflow, write_to_mlflow
+from hookboard.writers.services import (
+    place_in_comet,
+    place_in_mlflow,
+    place_in_wandb,
+    write_to_comet,
+    write_to_mlflow,
+    write_to_wandb,
+)
 from hookboard.writers.tensorboard import place_in_tensorboard, write_to_tensorboard
-from hookboard.writers.wandb import place_in_wandb, write_to_wandb
 
 
 class Kind(NamedTuple):
@@ -143,3 +150,37 @@ def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:
     for tag, picture in entry.pictures.items():
         log_image(key=tag, images=[picture.image().convert("RGB")], step=entry.step, caption=[picture.caption])
     return refused
+
+
+class _TemporaryLogger(TensorBoardLogger):
+    """Writes event files that are removed at the end of the fit."""
+
+
+class EventFiles:
+    """The event files that a callback writes: those of its TensorBoard logger, or else temporary ones until `close`."""
+
+    def __init__(self, loggers: Loggers) -> None:
+        self._loggers = loggers.loggers
+        self._own: _TemporaryLogger | None = None
+        if not self._written():
+            self._own = _TemporaryLogger(tempfile.mkdtemp(prefix="hookboard_"), name="run", version="")
+            self._loggers.append(self._own)
+
+    def _written(self) -> list[Any]:
+        return [logger for logger in self._loggers if kind_of(logger).write is write_to_tensorboard]
+
+    def folder(self) -> Path | None:
+        """Flush what was written so far, and return the folder of the files; None if writing to it has failed."""
+        written = self._written()
+        if not written:
+            return None
+        written[-1].experiment.flush()
+        return Path(written[-1].experiment.log_dir)
+
+    def close(self) -> None:
+        """Remove the logger that was added, and its folder; a second call does nothing."""
+        if self._own is not None:
+            if self._own in self._loggers:
+                self._loggers.remove(self._own)
+            self._own.finalize("success")
+            shutil.rmtree(self._own.save_dir, ignore_errors=True)

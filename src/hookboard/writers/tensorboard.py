@@ -20,7 +20,7 @@ from torch.utils.tensorboard.writer import FileWriter
 
 from hookboard.base.records import PLUGIN
 from hookboard.images.picture import Picture
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.writers.entry import Entry
 
 _RECORD = SummaryMetadata(

@@ -7,8 +7,7 @@ import numpy as np
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import are_targets_unscaled, counted, harm_of, severity_of
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
-from hookboard.measure.row import FIELDS, channel_stride
+from hookboard.measure.row import FIELDS, Reading, channel_stride
 from hookboard.model.layers import NORM_KINDS
 from hookboard.model.sites import Site
 

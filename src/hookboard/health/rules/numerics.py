@@ -12,7 +12,7 @@ from hookboard.health.robust import median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, is_rate_low_by_schedule, severity_of
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.model.layers import Layer
 
 Pass = Literal["start", "batch", "forward", "backward", "optimizer"]

@@ -12,7 +12,7 @@ from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Severity
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
+from hookboard.measure.row import Reading
 from hookboard.model.layers import Kind, Layer
 
 WHOLE_MODEL_SHARE = 0.8

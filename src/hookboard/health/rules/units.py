@@ -20,8 +20,7 @@ from hookboard.health.rules.shared import (
     weight_of,
 )
 from hookboard.health.run import Run
-from hookboard.measure.readings import Reading
-from hookboard.measure.row import FIELDS, channel_stride
+from hookboard.measure.row import FIELDS, Reading, channel_stride
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
