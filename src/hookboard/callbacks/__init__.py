@@ -1,5 +1,5 @@
-"""The public callbacks, one file each.
+"""The public callbacks.
 
 Their base class, with the methods that they override, is in `loops/callback.py`.
-`numbers.py` is the base of callbacks that log numbers, `pictures.py` of those that log pictures.
+`numbers.py` has the callbacks that log numbers and their base, `pictures.py` those that log pictures and theirs.
 """
