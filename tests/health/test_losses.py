@@ -10,7 +10,6 @@ from hookboard.health.look import Loss
 from hookboard.health.losses import (
     AT_ZERO_SHARE,
     BOUNDLESS_PACE_SHARE,
-    RISE_SHARE_OF_GAIN,
     STEPS_BEFORE_JUDGING,
     STEPS_BEFORE_STUCK,
     STEPS_BEFORE_WORSE_THAN_CHANCE,
@@ -267,19 +266,6 @@ def test_the_step_of_the_best_losses_is_known_while_they_are_kept(before, best):
     assert losses.best_step == best
     losses.extend(Loss(9999, 0, 3.0) for _ in range(2000))
     assert losses.best_step == -1
-
-
-@pytest.mark.parametrize(("share", "harmed"), [(0.9, False), (1.1, True)])
-def test_a_trained_model_that_loses_a_quarter_of_what_it_could_do_in_its_first_steps_is_harmed(share, harmed):
-    first, chance = 2.0, 4.0
-    lost = first + share * RISE_SHARE_OF_GAIN * (chance - first)
-    losses = curve([first, *level(100, lost, 0.01)], chance=chance)
-    assert losses.has_forgotten is harmed
-    assert losses.harm == ("the loss rose from 2 at the first step to 2.55" if harmed else "")
-
-
-def test_a_model_that_began_near_chance_has_nothing_to_forget():
-    assert not curve([2.0, *level(100, 2.3, 0.01)], chance=2.3).has_forgotten
 
 
 @pytest.mark.parametrize(("first", "is_harmed"), [(0.0, False), (-3e-8, False), (0.01, True)])

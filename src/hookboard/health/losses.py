@@ -380,8 +380,8 @@ class LossCurve:
 
     @cached_property
     def is_learning(self) -> bool:
-        """True if the loss is clearly below its start and neither `has_risen` nor `has_forgotten`; False if unknown."""
-        if not self.is_known or not self.is_finite or self.has_risen or self.has_forgotten:
+        """True if the loss is clearly below its start and not `has_risen`; False if unknown."""
+        if not self.is_known or not self.is_finite or self.has_risen:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
@@ -400,17 +400,6 @@ class LossCurve:
         """True if for `HARM_STEPS` steps `RISE_SHARE_OF_GAIN` of the fall from start to best has clearly been lost."""
         lost = RISE_SHARE_OF_GAIN * (self.start - self.best)
         return self._low > self.best + max(lost, RISE_NOISE_DEVIATIONS * self.noise)
-
-    @cached_property
-    def has_forgotten(self) -> bool:
-        """True if the first loss was well below chance and `RISE_SHARE_OF_GAIN` of that is lost for `HARM_STEPS` steps.
-
-        The very first loss counts, not `start`, because the first step may have spoiled all losses after it.
-        """
-        if self.chance is None:
-            return False
-        lost = max(RISE_SHARE_OF_GAIN * (self.chance - self.very_first), CLEAR_NOISE_DEVIATIONS * self.noise)
-        return self.very_first < PRETRAINED_CHANCE_SHARE * self.chance and self._low > self.very_first + lost
 
     @cached_property
     def has_diverged(self) -> bool:
@@ -481,7 +470,7 @@ class LossCurve:
     @cached_property
     def is_only_stuck(self) -> bool:
         """True if the loss is stuck and shows no other harm."""
-        others = self.is_far_above_chance or self.has_diverged or self.has_risen or self.has_forgotten
+        others = self.is_far_above_chance or self.has_diverged or self.has_risen
         return self.is_finite and self.is_stuck and not others
 
     @cached_property
@@ -543,8 +532,6 @@ class LossCurve:
             return f"the loss is {self.level():.3g}, up from {self.very_first:.3g} at the first step"
         if self.is_far_above_chance:
             return f"the loss is {self.level():.3g}, and chance level is {self.chance:.3g}"
-        if self.has_forgotten:
-            return f"the loss rose from {self.very_first:.3g} at the first step to {self.level():.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
