@@ -18,7 +18,7 @@ from pkgutil import iter_modules
 import yaml
 from lightning.pytorch.loggers import Logger
 
-from hookboard.base.rule_texts import PAGE, sections
+from hookboard.base.messages import PAGE, sections
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.capturing.edits import EditRule
 from hookboard.loops.callback import HookboardCallback
@@ -88,7 +88,7 @@ def classes(package: str, base: type) -> dict[str, str]:
             is_ours = inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
             if is_ours and not name.startswith("_") and not inspect.isabstract(value):
                 found[name] = module.__name__
-    return found
+    return dict(sorted(found.items()))
 
 
 def callbacks(base: type = HookboardCallback) -> Iterator[str]:
@@ -139,8 +139,8 @@ WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
 }
 """File and name of each part that is written, and its lines."""
 
-LISTING_STATISTICS = [f"src/hookboard/callbacks/{name}.py" for name in ("activation", "gradient", "parameter")]
-"""The files with a docstring that names all statistics."""
+LISTING_STATISTICS = "src/hookboard/callbacks/numbers.py"
+"""The file whose docstrings name all statistics."""
 
 
 def with_part(text: str, name: str, lines: Iterable[str]) -> str:
@@ -153,11 +153,11 @@ def with_part(text: str, name: str, lines: Iterable[str]) -> str:
 
 
 def with_names(text: str) -> str:
-    """Return the text of a file with all statistics in its docstring, after `The names are`."""
+    """Return the text of a file with all statistics in its docstrings, after `The names are`."""
     names = f"The names are `{' '.join([*FORMULAS, *DERIVED])}`."
     filled = textwrap.fill(names, 120, initial_indent=12 * " ", subsequent_indent=12 * " ")
     pattern = re.compile(r"^ {12}The names are `[^`]*`\.", re.MULTILINE)
-    assert len(pattern.findall(text)) == 1
+    assert pattern.search(text)
     return pattern.sub(lambda _: filled, text)
 
 
@@ -165,10 +165,9 @@ def written() -> dict[str, str]:
     """Each file that has written parts, as it should be."""
     texts = {
         path: (ROOT / path).read_text(encoding="utf-8")
-        for path in [*LISTING_STATISTICS, *(path for path, _ in WRITTEN)]
+        for path in [LISTING_STATISTICS, *(path for path, _ in WRITTEN)]
     }
-    for path in LISTING_STATISTICS:
-        texts[path] = with_names(texts[path])
+    texts[LISTING_STATISTICS] = with_names(texts[LISTING_STATISTICS])
     texts[RULES_PAGE] = PAGE.read_text(encoding="utf-8")
     for (path, name), lines in WRITTEN.items():
         texts[path] = with_part(texts[path], name, lines())

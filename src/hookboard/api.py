@@ -12,8 +12,7 @@ from hookboard.capturing.captured import Captured, CapturedModule, capture
 from hookboard.capturing.edits import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.comparing.compare import Comparison, compare, record
 from hookboard.comparing.faults import Difference
-from hookboard.experiments.experiment import CheckupReport
-from hookboard.experiments.one_page import checkup
+from hookboard.experiments.experiment import CheckupReport, checkup
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.health.run import Run
 from hookboard.loops.bare import watch

@@ -19,8 +19,8 @@ from documents.pages import commands
 
 import hookboard
 from hookboard import Verdict
+from hookboard.base.messages import explained
 from hookboard.base.records import HEALTH, HealthRecord
-from hookboard.base.rule_texts import explained
 from hookboard.board.command import main, parser
 from hookboard.health.report import cards_of, closing, folded_verdicts
 from hookboard.health.run import Run

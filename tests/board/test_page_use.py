@@ -13,7 +13,7 @@ from board.runs import NASTY
 from board.sick_logs import SICK, STEPS, layers_of, write_run
 from PIL import Image
 
-from hookboard.base.rule_texts import explained
+from hookboard.base.messages import explained
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

@@ -7,7 +7,7 @@ import pytest
 from documents.pages import named_first, prose
 
 import hookboard
-from hookboard.base.rule_texts import explained
+from hookboard.base.messages import explained
 from hookboard.capturing.methods import METHODS
 from hookboard.health.arrays import QUANTITIES
 from hookboard.tracing.reading import RULES

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from hookboard.experiments import experiment as running
-from hookboard.experiments.experiment import Setting, experiment
-from hookboard.experiments.one_page import checkup
+from hookboard.experiments.experiment import Setting, checkup, experiment
 
 pytestmark = pytest.mark.unit
 

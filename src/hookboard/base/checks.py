@@ -1,12 +1,13 @@
 """Checks of arguments that users pass. Each raises ValueError, also for a wrong type.
 
-The errors name the argument, quote its value, and say what is valid.
+The errors name the argument, quote its value, and say what is valid. `is_lightning` knows Lightning by either name.
 """
 
 import math
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -148,3 +149,28 @@ def object_at(path: str, kind: type[T], what: str) -> T:
     if not isinstance(found, kind):
         raise ValueError(f"{what} {path!r} is a {type(found).__name__}, not a hookboard.{kind.__name__}.")
     return found
+
+
+PACKAGES = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
+"""The packages of Lightning: those of `pip install lightning`, and of `pip install pytorch_lightning`."""
+
+
+def is_lightning(value: object, *classes: Callable[..., T]) -> TypeGuard[T]:
+    """Return True if a value is an instance of one of these classes of `lightning`, or of its twin in another package.
+
+    The classes are typed as callables because some are abstract.
+
+    >>> from lightning.pytorch import LightningModule
+    >>> is_lightning(LightningModule(), LightningModule), is_lightning(3, LightningModule)
+    (True, False)
+    """
+    names = {cls.__name__ for cls in classes}
+    return any(
+        base.__name__ in names and str(base.__module__).partition(".")[0] in PACKAGES for base in type(value).__mro__
+    )
+
+
+def is_wrapped(value: object) -> bool:
+    """Return True for a model, an optimizer or a data loader that a Fabric of either package has set up."""
+    packages = (sys.modules.get(f"{name}.wrappers") for name in ("lightning.fabric", "lightning_fabric"))
+    return any(package.is_wrapped(value) for package in packages if package is not None)

@@ -1,12 +1,14 @@
-"""What users read: warnings, lines of information, errors about unknown names, lists of names, tables at a prompt."""
+"""What users read: warnings, errors about unknown names, lists, tables in text, and what `rules.md` says of a rule."""
 
 import difflib
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -157,3 +159,58 @@ def _place_of(error: Exception) -> str:
     ours = str(Path(__file__).parents[1])
     lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(ours)]
     return f" ({file_name(lines[-1].filename)}, line {lines[-1].lineno})" if lines else ""
+
+
+PAGE = Path(__file__).with_name("rules.md")
+
+LINK = re.compile(r" \(\[[^]]*\]\([^)]*\)\)|\[([^]]*)\]\([^)]*\)", re.DOTALL)
+"""A link of Markdown: one in parentheses says nothing by itself, of any other the words stay."""
+
+MAX_NAMED_RULES = 3
+"""Maximum number of rules in the command at the end of a message, which must fit into one line."""
+
+
+def explained(rule: str) -> dict[str, str]:
+    """Return the section of a built-in rule in plain text: a heading, such as "When it is wrong", to one paragraph.
+
+    Raises:
+        ValueError: there is no such rule.
+
+    >>> explained("eval_mode")["Fix"]
+    'set `momentum=0.1`; call `train()` on what is trained and `eval()` on what is frozen.'
+    """
+    rules = _built_in()
+    if rule not in rules:
+        raise unknown("rule", rule, rules)
+    parts = re.findall(r"^- \*\*(.*?):\*\* (.*?)(?=^- |\Z)", rules[rule], re.DOTALL | re.MULTILINE)
+    return {head: " ".join(LINK.sub(r"\1", text).split()) for head, text in parts}
+
+
+def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return what `explained` gives of each of these rules that is built in."""
+    return {rule: explained(rule) for rule in sorted(_built_in().keys() & set(rules))}
+
+
+def more_on(rules: Iterable[str]) -> str:
+    """Return a line with the command that explains the first few of these rules; "" if none of them is built in.
+
+    >>> more_on(["adapters", "my_own", "adapters"])
+    'More: hookboard explain adapters'
+    """
+    names = [name for name in dict.fromkeys(rules) if name in _built_in()]
+    return f"More: hookboard explain {' '.join(names[:MAX_NAMED_RULES])}" if names else ""
+
+
+def _built_in() -> dict[str, str]:
+    return {name: text for section in sections().values() for name, text in section.items()}
+
+
+@cache
+def sections() -> dict[str, dict[str, str]]:
+    """Return heading to built-in rule to its text in Markdown."""
+    found: dict[str, dict[str, str]] = {}
+    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        heading, _, body = part.partition("\n")
+        rules = re.split(r"^### `(\w+)`$", body, flags=re.MULTILINE)[1:]
+        found[heading] = dict(zip(rules[::2], rules[1::2], strict=True))
+    return found

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hookboard.base.messages import meanings
 from hookboard.base.records import LayerFacts
-from hookboard.base.rule_texts import meanings
 from hookboard.board.logged_run import (
     LoggedRun,
     Series,

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from hookboard.base.messages import HookboardWarning
-from hookboard.base.rule_texts import explained, more_on, sections
+from hookboard.base.messages import HookboardWarning, explained, more_on, sections
 from hookboard.board.board import Board
 from hookboard.board.folders import open_folders
 from hookboard.board.logged_run import LoggedRun, loss_tag

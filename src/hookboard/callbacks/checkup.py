@@ -7,8 +7,7 @@ from torch import nn
 
 from hookboard.base.checks import check_number, is_finite
 from hookboard.base.messages import inform
-from hookboard.experiments.experiment import CheckupReport, Setting
-from hookboard.experiments.one_page import SECONDS, check_up
+from hookboard.experiments.experiment import SECONDS, CheckupReport, Setting, check_up
 from hookboard.loops.callback import HookboardCallback, Selection, StageState
 from hookboard.loops.loop import Loop
 from hookboard.model.sites import Stage

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hookboard.base.rule_texts import more_on
+from hookboard.base.messages import more_on
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 from hookboard.measure.row import MAX_CHANNEL_ROWS

@@ -14,8 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.base.checks import check, check_switches, check_whole, several
-from hookboard.base.either_lightning import is_wrapped
+from hookboard.base.checks import check, check_switches, check_whole, is_wrapped, several
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
 from hookboard.base.torch_private import parameters_in, unseen

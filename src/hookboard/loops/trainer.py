@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch import Tensor
 from torch.amp import GradScaler
 
-from hookboard.base.either_lightning import is_lightning, is_wrapped
+from hookboard.base.checks import is_lightning, is_wrapped
 from hookboard.loops.loop import Loop
 
 

@@ -7,8 +7,7 @@ from typing import Literal
 from torch import nn
 from torchmetrics import Metric
 
-from hookboard.base.checks import several
-from hookboard.base.either_lightning import PACKAGES
+from hookboard.base.checks import PACKAGES, several
 from hookboard.base.messages import unknown
 from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.model.patterns import EXCLUDE_PREFIX, matched, parted

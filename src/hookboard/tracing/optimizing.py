@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.either_lightning import is_lightning
+from hookboard.base.checks import is_lightning
 from hookboard.base.messages import listed
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import computing_plainly, modules_in, parameters_in, version_of

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
-from hookboard.base.either_lightning import is_lightning
+from hookboard.base.checks import is_lightning
 from hookboard.base.torch_private import NoCollectives, run_eagerly
 from hookboard.health.rule import Finding
 from hookboard.measure.hooked import own_call

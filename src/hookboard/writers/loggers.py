@@ -11,13 +11,14 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.base.messages import warn, warn_switched_off
-from hookboard.writers.csv import place_beside_csv, write_to_csv
 from hookboard.writers.entry import Entry, joined
-from hookboard.writers.services import (
+from hookboard.writers.lightning_loggers import (
+    place_beside_csv,
     place_in_comet,
     place_in_mlflow,
     place_in_wandb,
     write_to_comet,
+    write_to_csv,
     write_to_mlflow,
     write_to_wandb,
 )
