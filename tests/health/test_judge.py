@@ -328,6 +328,25 @@ def test_an_event_that_was_searched_in_vain_gets_its_place_from_the_look_of_its_
     assert (judge.verdicts[0].evidence == "NaN") is (first_seen != 5)
 
 
+def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(*range(6, 20), name="dead_units", severity="alarm")
+    assert [v.severity for v in judged(cut, dead, steps=8).verdicts] == ["note"]
+    assert of_two(cut, dead)[0] == ("alarm", "dead_units", "fc0")
+    assert spans(judged(cut, steps=8)) == [("alarm", 5, None)]
+
+
+@pytest.mark.parametrize(
+    ("severity", "advice"), [("alarm", "If dead_units in fc0 is confirmed, fix that first."), ("note", "look")]
+)
+def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_fix_first(severity, advice):
+    cut = at(*range(5, 20), name="no_gradient", severity=severity)
+    dead = at(*range(6, 20), name="dead_units", severity="alarm")
+    (verdict,) = judged(cut, dead, steps=8).verdicts
+    assert "(dead_units in fc0 may be the cause, but is not confirmed yet; " in verdict.evidence
+    assert verdict.advice == advice
+
+
 def test_what_has_ended_follows_from_nothing_that_comes_behind_it():
     over = at(*range(2, 6), name="no_gradient", severity="note")
     dead = at(*range(7, 9), name="dead_units", severity="alarm")
@@ -344,6 +363,22 @@ def test_a_cause_that_needs_no_loss_explains_though_the_loss_shows_harm_by_then(
     for step in range(20):
         judge.see(looks.look(step, []))
     assert {v.rule: v.severity for v in judge.verdicts} == {"dead_units": "alarm", "no_gradient": severity}
+
+
+def test_an_effect_of_a_cause_that_is_said_does_not_name_another_that_is_not():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(*range(5, 20), name="dead_units", severity="alarm")
+    young = at(*range(6, 20), name="precision", severity="alarm")
+    effect = judged(cut, dead, young, steps=8).verdicts[-1]
+    assert effect.rule == "no_gradient"
+    assert effect.evidence.endswith("(it follows from dead_units in fc0)")
+    assert "may follow" not in effect.evidence
+
+
+def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
+    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
+    dead = at(6, 8, 10, 12, name="dead_units", severity="alarm")
+    assert spans(judged(cut, dead, steps=13)) == [("alarm", 5, None)]
 
 
 def asked_at(name: str, of: str, asked: list[tuple[str, int]], *steps: int) -> Rule:

@@ -45,6 +45,11 @@ STATES = {
     "alarm": ([sees(57, 58, 59)], HARMED, [("alarm", None, None, False)]),
     "note again": ([sees(*EVERY)], WELL, [("note", None, None, True)]),
     "over": ([sees(30, 31, 32, severity="note")], HARMED, [("note", 32, None, False)]),
+    "waiting": (
+        [sees(58, 59, name="dead_units"), sees(*range(56, 60), name="not_updated")],
+        HARMED,
+        [("note", None, None, False)],
+    ),
     "effect": ([CAUSE, sees(*EVERY, name="no_gradient")], HARMED, [("note", None, ("dead_units", "act0"), False)]),
 }
 

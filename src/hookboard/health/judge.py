@@ -12,9 +12,11 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
 | note again | a note, "previously an alarm" | there is neither harm nor proof any longer |
 | over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
+| waiting | a note that names a case | that is seen and would explain it, but has not lasted yet; a window long at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
-There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window. A finding
+There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window, so at the
+first looks too: an alarm there need not wait for a loss of which nothing is known. A finding
 is proof if it is hard (`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls,
 it is also proof if one of its earlier alarms did not depend on the loss (`Case.is_hard`).
 """
@@ -149,8 +151,10 @@ class Judge:
             if not is_well or case.state == "alarm" or case.origin == "event" or case.finding.batch_idx is not None
         ]
         cases += [case for case in self._open.values() if case.is_said]
-        for case in cases:
+        early = [case for case in self._open.values() if not (case.is_said or case.missed)]
+        for case in (*cases, *early):
             case.weigh(self.run.window, is_harmed, is_well)
+        texts = {case: self._wait(case, early) for case in cases}
         causes = explained(cases, self.run)
         # What does no harm by itself does, where an alarm follows from it.
         worse = {cause for case, cause in causes.items() if case.severity == "alarm" and cause.severity == "note"}
@@ -171,18 +175,31 @@ class Judge:
         cases.sort(key=rank)
         for case in worse:
             case.severity = "alarm"
-        shown = [self._verdict(case, causes.get(case)) for case in cases]
+        shown = [self._verdict(case, causes.get(case), *texts[case]) for case in cases]
         if any(each.severity == "alarm" and each.rule not in OF_THE_WHOLE for each in shown):
             first = "fix the other alarms first"
             shown = [replace(each, advice=first) if each.rule in OF_THE_WHOLE else each for each in shown]
         return tuple(shown)
 
-    def _verdict(self, case: Case, cause: Case | None) -> Verdict:
+    def _wait(self, case: Case, early: Sequence[Case]) -> tuple[str, str]:
+        """Return evidence and advice; for one window at most it is a note, if its cause may be too recent a finding."""
+        evidence, advice = case.finding.evidence, case.finding.advice
+        has_waited = case.streak >= 2 * self.run.window
+        if not early or case.origin != "looks" or case.finding.is_root or has_waited or case.missed:
+            return evidence, advice
+        cause = explained([case, *early], self.run).get(case)
+        if cause is None:
+            return evidence, advice
+        seen = cause.finding.evidence.split(";")[0].rstrip(".")
+        if case.severity == "alarm":
+            case.severity, advice = "note", f"If {cause} is confirmed, fix that first."
+        return _and_says(evidence, f"{cause} may be the cause, but is not confirmed yet; {seen}"), advice
+
+    def _verdict(self, case: Case, cause: Case | None, evidence: str, advice: str) -> Verdict:
         """Return the verdict on a case: of an effect, what it follows from; it may say that it was an alarm."""
         severity, key, finding = case.severity, (case.rule, case.module), case.finding
-        evidence, advice = finding.evidence, finding.advice
         if cause is not None:  # it keeps its own numbers
-            evidence, advice = _and_says(evidence, f"it follows from {cause}"), f"Fix {cause} first."
+            evidence, advice = _and_says(finding.evidence, f"it follows from {cause}"), f"Fix {cause} first."
             severity = "note"
         elif severity == "alarm":
             self._alarmed.add(key)

@@ -161,10 +161,10 @@ class Finding:
         check_switches(is_root=is_root, is_hard=is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
-        """Return a finding in the code as it is judged: by default, an alarm is hard, and a root."""
+        """Return a finding in the code as it is judged: it lasts, and by default an alarm is hard, and a root."""
         is_alarm = self.severity == "alarm"
         is_hard, is_root = (is_alarm if told is None else told for told in (self.is_hard, self.is_root))
-        return replace(self, is_hard=is_hard and is_alarm, is_root=is_root)
+        return replace(self, is_hard=is_hard and is_alarm, is_root=is_root, is_lasting=True)
 
     def __str__(self) -> str:
         """Return all of it in words.
@@ -367,7 +367,7 @@ class Case:
         return self.state != "seen"
 
     def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
-        """Set `severity`: an alarm that is not hard needs harm.
+        """Set `severity`: that of the finding until it is said; then an alarm that is not hard needs harm.
 
         What is over needs harm too; and so does, while the loss falls (`is_well`), all but a proven fault that is still
         there.
@@ -375,11 +375,11 @@ class Case:
         is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
         is_open = self.is_hard and not is_well and (self.origin != "looks" or self.missed < window)
         is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
-        self.severity = "alarm" if is_alarm else "note"
+        self.severity = ("alarm" if is_alarm else "note") if self.is_said else self.finding.severity
 
     def until(self, window: int) -> int | None:
         """Return the last step at which it was present; None while it lasts."""
-        lasts = self.missed == 0 and (self.seen >= window or self.origin == "looks")
+        lasts = self.missed == 0 and (self.seen >= window or self.origin == "looks" or self.finding.is_lasting)
         return None if lasts and self.finding.until is None else self.last
 
     def __str__(self) -> str:
