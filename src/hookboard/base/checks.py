@@ -1,7 +1,4 @@
-"""Checks of arguments that users pass. Each raises ValueError, also for a wrong type.
-
-The errors name the argument, quote its value, and say what is valid. `is_lightning` knows Lightning by either name.
-"""
+"""Checks of arguments that users pass: a ValueError names the argument, quotes its value, and says what is valid."""
 
 import math
 import pkgutil
@@ -19,9 +16,7 @@ Valid = Callable[[Any], bool]
 
 
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
-    """Return the error for an invalid argument.
-
-    `otherwise` ends the hint "leave it out ...", as in "for no limit", and may be ""; None if it must be given.
+    """Return the error for an invalid argument; `otherwise`, if not None, ends its hint "leave it out ...".
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
     ValueError('samples=0: pass a whole number, 1 or more.')
@@ -157,8 +152,6 @@ PACKAGES = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
 
 def is_lightning(value: object, *classes: Callable[..., T]) -> TypeGuard[T]:
     """Return True if a value is an instance of one of these classes of `lightning`, or of its twin in another package.
-
-    The classes are typed as callables because some are abstract.
 
     >>> from lightning.pytorch import LightningModule
     >>> is_lightning(LightningModule(), LightningModule), is_lightning(3, LightningModule)

@@ -44,14 +44,10 @@ def gathered(mine: T, device: torch.device) -> list[T]:
 
 
 class Ranks:
-    """Connects the processes of the default process group by a group of our own. Every rank must make a `Ranks`.
+    """Connects the processes of the default group by one of our own. Every rank must make a `Ranks`.
 
-    What they merge cannot mix with what the training sends in the default group. It happens on the host, whatever
-    device trains. All methods wait for the other ranks, which must call the same ones in the same order, inside `at`.
-    An exchange with a rank that has left, has died or does not answer raises `RanksLostError`.
-
-    Raises:
-        RuntimeError: the ranks cannot be connected.
+    Every rank must exchange the same in the same order, inside `at`. An exchange waits for the others, on the host, and
+    raises a `RanksLostError` if one has left, has died or does not answer.
     """
 
     def __init__(self) -> None:
@@ -70,11 +66,7 @@ class Ranks:
 
     @contextmanager
     def at(self, point: str) -> Iterator[None]:
-        """Check that all ranks have given the same name as `point`; what they exchange belongs inside the context.
-
-        After an error inside it this rank takes no further part: what it would exchange next would not be what the
-        others exchange, and gloo aborts a process that receives more than it expects.
-        """
+        """Check that all ranks have given the same name as `point`; what they exchange belongs inside the context."""
         try:
             number = zlib.crc32(point.encode())
             told = torch.tensor([0, number, -number], dtype=torch.float64, device="cpu")  # 1 at first: see `leave`
@@ -83,6 +75,8 @@ class Ranks:
                 raise RanksLostError(_HAS_LEFT if has_left else _ARE_APART)
             yield
         except BaseException:
+            # What this rank would exchange next would not be what the others do; gloo aborts who receives more than
+            # expected.
             self.close()
             raise
 
@@ -121,12 +115,10 @@ class Ranks:
             raise RanksLostError(late if is_late else _HAS_LEFT) from error
 
     def leave(self) -> None:
-        """Take no further part, and tell the other ranks, without waiting: their next `at` raises a `RanksLostError`.
-
-        Closing the connections is not enough: they stay open while a process that this one has forked, such as a
-        DataLoader's worker, is alive.
-        """
+        """Take no further part, and tell the others without waiting: their next `at` raises a `RanksLostError`."""
         if self._group is not None:
+            # Closing is not enough: connections stay open while a process that this one has forked, such as a
+            # DataLoader's worker, is alive.
             left = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, device="cpu")
             with suppress(Exception):  # whoever has gone need not be told
                 work = dist.all_reduce(left, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -142,24 +134,14 @@ class Ranks:
 
 
 def own_part(tensor: Tensor, *, of_parameter: bool) -> Tensor | None:
-    """Return the part of a tensor that this rank measures: of a DTensor its own, of others the whole.
-
-    None if another rank measures it, so that all ranks together measure each element of a DTensor once.
-
-    Args:
-        tensor: the tensor.
-        of_parameter: whether it is one of a parameter, of which only one mesh measures its own.
-
-    Raises:
-        RuntimeError: a DTensor holds partial sums. Adding them up takes a collective in the middle of the model, which
-            would hang the training if one rank has stopped measuring.
-    """
+    """Return what this rank measures of a tensor: of a DTensor its part, or None where another rank measures it."""
     if not isinstance(tensor, DTensor):
         return waited(tensor)
     mesh, placements = tensor.device_mesh, tensor.placements
-    if of_parameter and 0 not in mesh.mesh:
+    if of_parameter and 0 not in mesh.mesh:  # only one mesh measures its own
         return None
     if any(placement.is_partial() for placement in placements):
+        # Adding them up takes a collective, which would hang the training if one rank has stopped measuring.
         raise RuntimeError("the tensor holds partial sums, which can be read only by all ranks together")
     if any(placement.is_replicate() and mesh.get_local_rank(i) for i, placement in enumerate(placements)):
         return None

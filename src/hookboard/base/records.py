@@ -1,7 +1,6 @@
 """Records: what the TensorBoard tab needs besides scalars, histograms and pictures, and how they are stored.
 
-A record is a tensor of strings under the plugin name `hookboard`; docs/inside.md describes it for other programs that
-read it. Its first string is JSON and has the version; the others are packed columns of numbers.
+A record is a tensor of strings: JSON with the version, then packed columns of numbers; see docs/inside.md.
 """
 
 import json
@@ -13,23 +12,17 @@ from typing import Any
 
 import numpy as np
 
-PLUGIN = "hookboard"
-"""The plugin name of all records."""
+PLUGIN = "hookboard"  # the plugin name of all records
 
-VERSION = 1
-"""The version of records that are written. Records of this and older versions can be read."""
+VERSION = 1  # of records that are written; these and older ones can be read
 
-LAYERS = "hookboard/layers"
-"""The tag of a `LayersRecord` is this, a slash and the name of the callback."""
+LAYERS = "hookboard/layers"  # a slash and the name of the callback follow in the tag of a `LayersRecord`
 
-HEALTH = "hookboard/health"
-"""The tag of a `HealthRecord`; of a fit that is resumed, a slash and its first step follow."""
+HEALTH = "hookboard/health"  # the tag of a `HealthRecord`; of a fit that is resumed, a slash and its first step follow
 
-LOSS = "health/loss"
-"""The tag of the loss that HealthMonitor has measured, a scalar."""
+LOSS = "health/loss"  # the tag of the loss that HealthMonitor has measured, a scalar
 
-MAX_NAME_CHARS = 2000
-"""Maximum length of tags; longer ones are not read."""
+MAX_NAME_CHARS = 2000  # of tags; longer ones are not read
 
 MAX_VALUES_BYTES = 1 << 28
 """A `HealthRecord` is read only if its values take at most this many bytes: a damaged one may claim any size."""
@@ -43,7 +36,7 @@ class LayerFacts:
         types: the full names of its class and of its base classes, up to but without `torch.nn.Module`.
         output: the shape of its first output at the first due step; None if it is not known.
         parameters: the shape of each parameter that it owns itself, by dotted name.
-        frozen: the names of the parameters among these that are not trained.
+        frozen: the names of those that are not trained.
     """
 
     name: str
@@ -72,12 +65,9 @@ class HealthRecord:
 
     Args:
         headline: how many verdicts there are, in one sentence.
-        verdicts: worst first: the fields of `hookboard.Verdict`.
-        values: name of a quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN
-            where nothing was measured, infinity where what was measured was not finite.
-        cards: which verdicts are shown as one, as indices into `verdicts`: each card has `alike`, of which the first is
-            shown, and `effects`, the verdicts that follow from these, in one list per rule. Every verdict is on one
-            card. () stands for a card for each verdict.
+        verdicts: the fields of each `hookboard.Verdict`, worst first.
+        values: by quantity, shape (layers, steps), stored as float32; NaN if not measured, infinity if not finite.
+        cards: which verdicts are shown as one, by index: `alike`, showing the first, and `effects`, a list per rule.
         shows: the quantity whose chart shows the first verdict best; "" if there is none.
         texts: a paragraph for each card, as it is printed at the end of a fit.
         is_over: True in the last record of a fit.
@@ -116,10 +106,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
 
 
 def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRecord:
-    """Read a `HealthRecord` from its strings; damaged ones, or those of another program, may raise any error.
-
-    Without `has_values` its `values` are left out, which takes a fraction of the time.
-    """
+    """Read a `HealthRecord`, as `layers_record` does; without `has_values` it takes a fraction of the time."""
     given = _read(strings)
     layers, steps = tuple(map(str, given["layers"])), tuple(map(as_int64, given["steps"]))
     if 4 * len(layers) * len(steps) * len(strings) > MAX_VALUES_BYTES:
@@ -154,13 +141,11 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 
 def _packed(values: np.ndarray) -> bytes:
-    """Compress an array as float32: the first bytes of all numbers, then all second bytes and so on, by zlib.
-
-    The numbers of one quantity mostly share the byte with sign and exponent, so this takes a third of the time and 15 %
-    less space. Runs of equal bytes are nearly all that zlib finds in them, so it looks only for those.
-    """
+    """Compress an array as float32: the first bytes of all numbers, then all second bytes and so on, by zlib."""
     with np.errstate(over="ignore"):  # beyond float32 there is only infinity
         planes = np.ascontiguousarray(values, "<f4").reshape(-1, 1).view(np.uint8).T
+    # The numbers of one quantity mostly share the byte with sign and exponent, so planes take a third of the time and
+    # 15 % less space. Runs of equal bytes are nearly all that zlib finds in them, so it looks only for those.
     packer = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return packer.compress(planes.tobytes()) + packer.flush()
 

@@ -34,10 +34,7 @@ Hooks = OrderedDict[int, Callable[..., Any]]
 
 
 def in_backward() -> bool:
-    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing.
-
-    It cannot be traced by torch.compile.
-    """
+    """Return True in a backward pass of this thread, where checkpointing recomputes; torch.compile cannot trace it."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -54,25 +51,21 @@ def in_transform() -> bool:
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 """Returns the number that autograd gives to the next node of this thread."""
 
-
 sequence_number_of: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
 """Returns the number that autograd gave to this node when it was made."""
-
 
 results_of: Callable[[Node], Sequence[Any]] = operator.attrgetter("_input_metadata")
 """Returns the shape, `dtype` and device of each result of the call that made a node."""
 
 
 def saved_tensors_of(node: Node) -> dict[str, Tensor]:
-    """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ...
-
-    Left out are those that hooks have packed, because unpacking calls them (torch 2.6 does not tell), those that were
-    changed in place, and those whose memory has been freed, as FSDP frees that of weights. So are lists of tensors.
-    """
+    """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ..."""
     found = {}
     for name in dir(node):
         if name.startswith("_raw_saved_"):
             raw = getattr(node, name)
+            # Left out are those that hooks have packed, because unpacking calls them (torch 2.6 does not tell), and
+            # lists.
             if hasattr(raw, "register_hooks") and getattr(raw, "unpack_hook", None) is None:
                 with suppress(RuntimeError):  # changed in place since it was saved
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
@@ -87,10 +80,7 @@ def number_saved_by(node: Node, name: str, default: Any = None) -> Any:
 
 @functools.cache
 def operator_named(name: str) -> tuple[Any, Mapping[str, str]]:
-    """Return torch's operator of a name, also with an underscore before it, and its arguments with their types.
-
-    These are those of that of its forms which has most, of the forms that change nothing. (None, {}) without one.
-    """
+    """Return torch's operator of a name, and the types of the arguments of its longest form that changes nothing."""
     found = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"_{name}", None)
     forms = [] if found is None else [getattr(found, form)._schema for form in found.overloads()]
     tensors = [one.arguments for one in forms if "Tensor" in str(one) and not one.is_mutable]
@@ -117,14 +107,12 @@ base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 
 
 def known_again(tensor: Tensor) -> Callable[[Tensor], bool]:
-    """Return a function that knows a tensor again among those with its id, without keeping it.
-
-    `torch.utils.swap_tensors`, and with it some `load_state_dict` and `to`, refuse a tensor with a weak reference. But
-    while its memory has one, other memory does not get its number.
-    """
+    """Return a function that knows a tensor again among those with its id, without keeping it."""
     if not can_be_read(tensor):  # it has no memory of its own, as a sparse one
         reference = weakref.ref(tensor)
         return lambda other: reference() is other
+    # `torch.utils.swap_tensors`, and with it some `load_state_dict` and `to`, refuse a tensor with a weak reference.
+    # But while its memory has one, other memory does not get its number.
     memory = StorageWeakRef(tensor.untyped_storage())
     return lambda other: can_be_read(other) and other.untyped_storage()._cdata == memory.cdata
 
@@ -137,14 +125,11 @@ def explicit_values(tensor: Tensor) -> Tensor:
 forward_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_hooks")
 """Returns the dict in which the module keeps its own forward hooks, in the order in which they run."""
 
-
 forward_pre_hooks_of: Callable[[nn.Module], Hooks] = operator.attrgetter("_forward_pre_hooks")
 """Returns the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
 
-
 buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
 """Returns the dict in which the module keeps its own buffers by name: changing it changes the module."""
-
 
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter("_parameters")
 """Returns the dict in which the module keeps its own parameters by name."""
@@ -161,10 +146,7 @@ def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bo
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if `torch.compile(module)` returned this module, or `module.compile()` was called.
-
-    False for modules inside it, and if only its `forward` was compiled, see `runs_compiled`.
-    """
+    """Return True for what `torch.compile(module)` returned, or `module.compile()` compiled; see `runs_compiled`."""
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
@@ -186,7 +168,6 @@ def forget_graphs() -> None:
 
 scale_of: Callable[[GradScaler], Tensor | None] = operator.attrgetter("_scale")
 """Returns the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
-
 
 is_inside_transform: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Returns True if the tensor is a wrapper that `torch.func` passes in (vmap, grad, jvp, functionalize)."""
@@ -216,8 +197,7 @@ def remove_step_hooks(*hooks: Callable[..., object]) -> None:
             known.pop(key, None)
 
 
-STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""The attributes of an optimizer with the hooks on its steps."""
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # of an optimizer
 
 
 def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
@@ -227,11 +207,7 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
 
 
 class NoCollectives(TorchDispatchMode):
-    """Inside this context a collective raises a RuntimeError before it begins.
-
-    Args:
-        why: ends the error, after "cannot run here: ".
-    """
+    """Inside this context a collective raises a RuntimeError, which ends with `why`, before it begins."""
 
     supports_higher_order_operators = True
 
@@ -276,12 +252,9 @@ def is_left_to_ranks(parameter: Tensor) -> bool:
 
 
 def put_on_stack(mode: TorchFunctionMode) -> None:
-    """Put a mode on this thread's stack of torch function modes, below all others but that of `set_default_device`.
-
-    There it stays when another mode is left, which pops the uppermost one, whichever that is: that of a block with a
-    device does so too.
-    """
+    """Put a mode on this thread's stack of torch function modes, below all others but that of `set_default_device`."""
     modes = torch.overrides._get_current_function_mode_stack()
+    # There it stays when another mode is left, which pops the uppermost one, whichever that is.
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     _stack(modes, [*modes[: (place := default is not None and modes[:1] == [default])], mode, *modes[place:]])
 
@@ -337,23 +310,18 @@ def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
 unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
 
-
 COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")
 """The module and the name of the function that compiled code calls when it begins and when it ends."""
 
 COMPILED_CALLERS = frozenset({"compile_wrapper", "_fn"})
 """The names of the functions that run compiled code between two such calls."""
 
-
 _PASSING_ON = ("torch.distributed.fsdp.", "torch.nn.parallel.")
 """How the names of the files begin whose custom functions pass gradients on to their inputs."""
 
 
 def is_opaque(node: Any) -> bool:
-    """Return True for the node of a custom function, whose backward may reach more than its `next_functions`.
-
-    False for the functions of DDP and FSDP2, which only pass gradients on to their inputs.
-    """
+    """Return True for the node of a custom function, whose backward may reach more than its `next_functions`."""
     forward: Any = getattr(type(node), "_forward_cls", nn.Module)
     return isinstance(node, BackwardCFunction) and not forward.__module__.startswith(_PASSING_ON)
 
@@ -369,11 +337,8 @@ _stance: Any = None
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Run compiled code uncompiled inside the context, in the whole process.
-
-    Several contexts may be open at once and end in any order, as those of two callbacks do: code runs compiled again
-    when the last one ends, under the stance (`torch.compiler.set_stance`) from before the first.
-    """
+    """Run compiled code uncompiled inside the context, in the whole process."""
+    # Several contexts may be open at once and end in any order, as those of two callbacks do.
     global _open, _stance
     if not _open:
         _stance = torch.compiler.set_stance("force_eager")

@@ -115,20 +115,14 @@ Answer = dict[str, Any]
 
 
 class Board:
-    """Answers the page's requests from a source, with a method for each kind of request.
-
-    Each raises a `RefusalError` for a run, series, layer or tag that does not exist.
-    """
+    """Answers the page's requests, with a method for each kind; RefusalError for what does not exist."""
 
     def __init__(self, source: Source, cache: Cache | None = None) -> None:
         self.source = source
         self._cache = cache or Cache()
 
     def runs(self) -> Answer:
-        """Return `summary_of` each run with data of hookboard, and the time `now`, in seconds since 1970.
-
-        If there are none, `hint` says what to do.
-        """
+        """Return `summary_of` each run of hookboard, a `hint` if there is none, and `now` in seconds since 1970."""
         scalars, records = self.source.last_scalars(), self.source.last_tensors()
         found = []
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
@@ -200,10 +194,7 @@ class Board:
         return answer
 
     def layer(self, run: LoggedRun, layer: str) -> Answer:
-        """Return what the page of a layer shows: its facts, statistics, histograms, pictures and verdicts.
-
-        The values of its statistics are in the answers to `map`.
-        """
+        """Return what the page of a layer shows; the values of its statistics are in the answers to `map`."""
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
         return {
@@ -264,11 +255,9 @@ def _series(run: LoggedRun, id: str) -> Series:
 def _missed(
     rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
 ) -> dict[str, None]:
-    """Return the rows of a series that another run lacks, as the keys of a dict.
-
-    A row without a value is left out if the other run knows its layer too.
-    """
+    """Return the rows of a series that another run lacks, as the keys of a dict."""
     there = set(others)
+    # A row without a value is not missed if the other run knows its layer too.
     lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))
     return dict.fromkeys(lacking)
 

@@ -23,7 +23,8 @@ from hookboard.board.one_file import page_of
 from hookboard.model.patterns import is_pattern
 
 ALARM, BAD_INPUT = 1, 2
-"""Exit statuses; 0 means that there is no alarm, and nothing to warn of."""
+"""Exit statuses: `verdicts` found an alarm; bad input, no command, or, without an alarm, a record that `verdicts` could
+not read or no run that HealthMonitor watched."""
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
@@ -33,15 +34,7 @@ WIDTH = 100
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the command, with these arguments or those of the process.
-
-    Returns:
-        The exit status: 1 if `verdicts` found an alarm; 2 for bad input, no command, or if `verdicts` found no alarm
-        but has a record that it could not read, or no run that HealthMonitor watched; otherwise 0.
-
-    Raises:
-        SystemExit: the arguments are wrong, or ask for help or the version.
-    """
+    """Run the command, with these arguments or those of the process; return the exit status."""
     made = parser()
     arguments = made.parse_args(given)
     if arguments.command is None:
@@ -192,7 +185,6 @@ def _print(lines: Iterable[str], file: object = None) -> None:
 
 
 def _verdict_lines(run: LoggedRun) -> list[str]:
-    """Return the lines of a run's headline and of the paragraphs of its health record, or one that says it has none."""
     if run.health is None:
         return [f"{run.name}: HealthMonitor did not watch this run."]
     lines = _wrapped(f"{run.name}: {run.health.headline}", "")

@@ -29,15 +29,9 @@ KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 
 
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list[str]]:
-    """Return what answers requests from the event files in some folders and below, and the names of their runs.
-
-    A run is named by its path from the parent of the folder, or from what the parents of several folders share. The
-    names are in natural order.
-
-    Raises:
-        ValueError: a folder does not exist, or has a name that TensorBoard cannot read, or none has data of hookboard.
-    """
+    """Return the board of the event files in and below some folders, and the names of their runs in natural order."""
     paths = [_existing(Path(folder)).resolve() for folder in folders]
+    # A run is named by its path from here.
     base = os.path.commonpath([path.parent for path in paths])
     try:
         multiplexer = _read(paths, base)
@@ -74,15 +68,13 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
 
 @contextmanager
 def _noting_damage() -> Iterator[list[str]]:
-    """Collect the errors at which TensorBoard stops reading a file; it tells them to its own log alone, for debugging.
-
-    A record that is cut off is no error: the run may still be writing it.
-    """
+    """Collect the errors at which TensorBoard stops reading a file, which it tells its own log alone, for debugging."""
     damaged, logger = list[str](), tb_logging.get_logger()
     level, shown = logger.level, logger.getEffectiveLevel()
 
     def note(line: logging.LogRecord) -> bool:
         # It begins like this for every error; for a record that is cut off, the error says so again, in small letters.
+        # That counts as none: the run may still be writing it.
         message = line.getMessage()
         if message.startswith(PREFIX) and "truncated record" not in message:
             damaged.append(message.removeprefix(PREFIX))
@@ -98,7 +90,6 @@ def _noting_damage() -> Iterator[list[str]]:
 
 
 def _with_events(path: Path) -> Iterator[str]:
-    """Return the folders, among this one and those below, in which there are event files."""
 
     def left_out(error: OSError) -> None:
         warn(f"a folder was left out: {error}")

@@ -36,11 +36,7 @@ def joined(records: Iterable[object]) -> HealthRecord | None:
 
 
 def _joined_records(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
-    """Join the record of a fit with that of the fit that resumed it, which alone counts from its first step on.
-
-    The verdicts of the later fit come first; what a verdict of the earlier one says was true of that fit. One that
-    lasted until the later fit, and that it gives again, is one: it began when that of the earlier fit did.
-    """
+    """Join the record of a fit with that of the fit that resumed it, which alone counts from its first step on."""
     begin = min(later.steps)
     steps = tuple(step for step in earlier.steps if step < begin)
     verdicts, places = list(later.verdicts), dict[int, int]()
@@ -49,7 +45,7 @@ def _joined_records(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
         since, until = one["since"] or 0, one["until"]
         lasts = until is None or until >= begin
         here = again.get((one["rule"], one["module"]))
-        if here is not None and lasts:
+        if here is not None and lasts:  # one verdict, which began in the earlier fit
             verdicts[here] = {**verdicts[here], "since": since}
         elif since < begin:
             places[place] = len(verdicts)
@@ -164,32 +160,22 @@ DEFAULT_SERIES = ("health/activation_rms", "train/activation/std", "train/activa
 
 @dataclass(frozen=True)
 class Series:
-    """One statistic of many layers.
+    """One statistic of many layers."""
 
-    Args:
-        id: its name in URLs, such as "train/activation/std" or "health/dead_fraction".
-        label: its name in the tab, such as "activation std".
-        kind: the kind of tensor, see `RoleTraits.kind`; "health" for a health record.
-        scale: the axis scale that suits its values.
-        tags: name of a layer or parameter to its scalar tag; empty for a health record.
-    """
-
-    id: str
-    label: str
+    id: str  # its name in URLs, such as "train/activation/std" or "health/dead_fraction"
+    label: str  # its name in the tab, such as "activation std"
     stage: Stage
-    kind: str
+    kind: str  # of tensors, see `RoleTraits.kind`; "health" for a health record
     statistic: str
     scale: AxisScale
-    tags: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)  # by layer or parameter; none for a health record
 
 
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
-    """Parse the scalar tags that hookboard wrote; skip all others.
-
-    Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if
-    another tag of the same path has a built-in one, or if the path is a layer in hookboard's own record.
-    """
+    """Parse the scalar tags that hookboard wrote; skip all others."""
     read = {tag: said for tag in tags if (said := read_scalar_tag(tag)) is not None}
+    # Another program's `input_size/train` looks like ours: a statistic that is not built in needs a built-in one at the
+    # same path, or a layer of hookboard's own record there.
     known = {said.path for said in read.values() if said.statistic in SCALES} | set(layers)
     return {tag: said for tag, said in read.items() if said.statistic in SCALES or said.path in known}
 
@@ -219,10 +205,7 @@ def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
 
 
 def default_of(series: Iterable[str], health: HealthRecord | None = None) -> str:
-    """Return the id of the series that the tab shows first; "" if there is none.
-
-    It is the one that shows the first verdict, else the first of DEFAULT_SERIES that exists, else the first series.
-    """
+    """Return the id of the series that the tab shows first, that of the first verdict if any; "" without a series."""
     ids = list(series)
     wanted = [f"health/{health.shows}"] if health else []
     return next((id for id in (*wanted, *DEFAULT_SERIES) if id in ids), ids[0] if ids else "")
@@ -242,13 +225,7 @@ def _order(one: Series) -> tuple[int, int, int, str]:
 def summary_of(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
 ) -> dict[str, Any]:
-    """Return what a list of runs says of one, for JSON.
-
-    It has `name`; `token`, see `token_of`; `written`, when its last point was written, in seconds since 1970; `step`,
-    the last of all its points; `loss`, the last value of what most likely is the training loss, None without one; the
-    numbers of its `alarms` and `notes`, None if HealthMonitor did not watch it, or its record cannot be read; and
-    `is_over`, True if HealthMonitor has seen the end of the fit.
-    """
+    """Return what a list of runs says of one, for JSON."""
     lasts, tag = [*scalars.values(), *records.values()], loss_tag(scalars)
     # Not the numbers of the record. Where it cannot be read, the warnings of the run itself say so.
     health = joined(_record(source, name, tag, has_values=False) for tag in health_tags(records))
@@ -256,37 +233,28 @@ def summary_of(
     return {
         "name": name,
         "token": token_of(scalars, records),
-        "written": int(max(last.wall_time for last in lasts)),
+        "written": int(max(last.wall_time for last in lasts)),  # seconds since 1970
         "step": max(last.step for last in lasts),
         "loss": json_numbers([scalars[tag].value])[0] if tag else None,
+        # None if HealthMonitor did not watch it, or its record cannot be read.
         "alarms": counted["alarm"] if counted is not None else None,
         "notes": counted["note"] if counted is not None else None,
-        "is_over": health is not None and health.is_over,
+        "is_over": health is not None and health.is_over,  # HealthMonitor has seen the end of the fit
     }
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What the event files of a run hold, without the numbers.
-
-    Args:
-        token: a text that changes with every new point.
-        series: id to series.
-        layers: name to facts, in the order in which the layers ran, or in natural order if that is unknown.
-        is_ordered: True if that order is known.
-        health: the record of `HealthMonitor`, if there is one.
-        warnings: what could not be read, one sentence each.
-        owners: parameter to the layer that owns it, as far as records tell.
-    """
+    """What the event files of a run hold, without the numbers."""
 
     name: str
-    token: str
+    token: str  # changes with every new point
     series: dict[str, Series]
-    layers: dict[str, LayerFacts]
-    is_ordered: bool
+    layers: dict[str, LayerFacts]  # in the order in which they ran, or in natural order if that is unknown
+    is_ordered: bool  # that order is known
     health: HealthRecord | None
-    warnings: list[str]
-    owners: dict[str, str]
+    warnings: list[str]  # what could not be read, one sentence each
+    owners: dict[str, str]  # parameter to the layer that owns it, as far as records tell
 
     def layer_of(self, path: str, kind: str = "") -> str:
         """Return the layer that the path of a tag of this kind belongs to, by the records, else by the path alone."""
@@ -318,11 +286,7 @@ class LoggedRun:
         return [{**one, "names": self._named_in(one)} for one in (self.health.verdicts if self.health else ())]
 
     def _named_in(self, verdict: Mapping[str, Any]) -> list[str]:
-        """Return the layers, and the owners of the parameters, that the evidence of a verdict names.
-
-        A name that may be a number or an English word ("0", "0.1", "head") counts only where the text marks it as a
-        name: with its type behind it, in quotes, or in "(in head)".
-        """
+        """Return the layers, and the owners of the parameters, that the evidence of a verdict names."""
         found, said = dict[str, None](), verdict["evidence"].partition("(it follows from")[0]
         for word in re.finditer(r"[^\s,;:()'\"]+", said):
             name = word.group().rstrip(".")
@@ -330,6 +294,7 @@ class LoggedRun:
             if layer is None or layer == verdict["module"]:
                 continue
             type_name = self.layers[layer].types[0].rpartition(".")[2] if self.layers[layer].types else None
+            # A name that may be a number or an English word ("0.1", "head") counts only where it is marked as a name.
             before, after = said[: word.start()], said[word.end() :]
             is_marked = before.endswith(("'", "(in ")) or (type_name and after.startswith(f" ({type_name})"))
             if is_marked or (re.search(r"[^\W\d_]", name) and re.search(r"[._\d]", name)):
@@ -345,10 +310,7 @@ class LoggedRun:
 
 
 def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> str:
-    """Return a text that changes with every new point of a run.
-
-    It depends on all tags, because TensorBoard may have loaded only some tags of a step.
-    """
+    """Return a text that changes with every new point, of any tag: TensorBoard may have loaded only some of a step."""
     lasts = [*scalars.values(), *records.values()]
     return f"{len(lasts)}-{sum(last.step for last in lasts)}-{sum(int(last.wall_time * 1e6) for last in lasts)}"
 
@@ -438,9 +400,7 @@ def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
 
 
 def loss_tag(tags: Mapping[str, LastPoint]) -> str:
-    """Return the tag that most likely is the training loss; "" if there is none.
-
-    A loss that the user has logged is preferred to the one that HealthMonitor has measured.
+    """Return the tag that most likely is the training loss, rather the user's than HealthMonitor's; "" without one.
 
     >>> loss_tag({"val_loss": LastPoint(9, 0.0), "train/loss": LastPoint(9, 0.0), "lr": LastPoint(9, 0.0)})
     'train/loss'

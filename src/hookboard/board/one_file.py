@@ -68,12 +68,9 @@ def page_of(board: Board, names: Sequence[str], project: str = "") -> str:
 
 
 def page_in(folder: Path) -> str:
-    """Return the HTML of a report on the first run, in natural order, that `open_folders` finds in a folder.
-
-    The project is named by the current directory: the folder may be a temporary one.
-    """
+    """Return the HTML of a report on the first run, in natural order, in a folder."""
     board, names = open_folders([folder])
-    return page_of(board, names[:1], Path.cwd().name)
+    return page_of(board, names[:1], Path.cwd().name)  # the folder may be a temporary one
 
 
 def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str], project: str) -> str:
@@ -119,8 +116,6 @@ def modules() -> dict[str, str]:
 def joined(sources: Mapping[str, str]) -> str:
     """Return modules as one script, those first that others import: a page from a file cannot import a module.
 
-    What FIRST does not import is left out. Modules may not import each other.
-
     >>> print(joined({"report.js": 'import { one } from "./a.js";', "a.js": "export const one = 1;"}))
     "use strict";
     const modules = {};
@@ -134,13 +129,13 @@ def joined(sources: Mapping[str, str]) -> str:
     })();
     """
     graph: dict[str, list[str]] = {}
-    wanted = [FIRST]
+    wanted = [FIRST]  # what it does not import is left out
     while wanted:
         if (name := wanted.pop()) not in graph:
             graph[name] = [other for _, other in IMPORT.findall(sources[name])]
             wanted += graph[name]
     pieces = ['"use strict";', "const modules = {};"]
-    for name in TopologicalSorter(graph).static_order():
+    for name in TopologicalSorter(graph).static_order():  # modules may not import each other
         offered = ", ".join(exported for _, exported in EXPORT.findall(sources[name]))
         code = EXPORT.sub(r"\1 \2", IMPORT.sub(r'const { \1 } = modules["\2"];', sources[name])).strip()
         pieces.append(f'modules["{name}"] = (() => {{\n{code}\nreturn {{ {offered} }};\n}})();')

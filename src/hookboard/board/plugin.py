@@ -58,11 +58,8 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return {path: self._app(answer) for path, answer in answers.items()}
 
     def is_active(self) -> bool:
-        """Return True if any run in the log directory has a built-in statistic of hookboard among its scalars.
-
-        TensorBoard asks this only if no run has a record, and without a request.
-        """
-        source = Source(self._provider, RequestContext(), "")
+        """Return True if any run has a built-in statistic; TensorBoard asks this only if no run has a record."""
+        source = Source(self._provider, RequestContext(), "")  # it asks without a request
         return any(is_of_hookboard(tags, ()) for tags in source.last_scalars().values())
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:

@@ -39,25 +39,20 @@ class Curve(NamedTuple):
 
 
 def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
-    """Make a curve of points in the order in which they were written.
-
-    A resumed run writes steps a second time. As in TensorBoard's fast loader, a point is dropped if a later one has the
-    same or a smaller step.
+    """Make a curve of points in the order of writing; one is dropped if a later one has the same or a smaller step.
 
     >>> curve_of([0, 10, 20, 10], [1.0, 2.0, 3.0, 4.0]).values.tolist()
     [1.0, 4.0]
     """
     at, of = np.fromiter(steps, np.int64), np.fromiter(values, np.float64)
+    # As in TensorBoard's fast loader: a resumed run writes steps a second time.
     is_last = np.ones(len(at), dtype=bool)
     is_last[:-1] = at[:-1] < np.minimum.accumulate(at[::-1])[::-1][1:]
     return Curve(at[is_last], of[is_last])
 
 
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
-    """Return the steps of a view's columns: evenly chosen from all steps, with the first and the last.
-
-    A column stands for the steps since the previous column. A single one is the last step.
-    """
+    """Return a view's columns: evenly chosen steps, with the first and the last; each ends the steps it stands for."""
     steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(curve.steps for curve in curves)]))
     if len(steps) <= most:
         return steps
@@ -73,10 +68,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """Return the last value in each column, or the last non-finite one if there is any, so that none is missed.
-
-    Points after the last column are left out.
-    """
+    """Return the last value in each column, or the last non-finite one, so that none is missed."""
     values, is_there = np.full(len(columns), np.nan), np.zeros(len(columns), dtype=bool)
     at = np.searchsorted(columns, curve.steps)
     seen, at = curve.values[at < len(columns)], at[at < len(columns)]
@@ -149,10 +141,8 @@ class Source:
         return [run.run_name for run in self._ask("list_runs") or ()]
 
     def last_scalars(self, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """Return the last point of each scalar tag, as {run: {tag: point}}; of all runs if `run` is None.
-
-        Listing the tags would be the natural way, but the slow loader then goes through all their points.
-        """
+        """Return the last point of each scalar tag, as {run: {tag: point}}; of all runs if `run` is None."""
+        # Listing the tags would be the natural way, but the slow loader then goes through all their points.
         found = self._of_plugin("read_last_scalars", SCALARS, _filter(run))
         return _each(found, lambda point: LastPoint(point.step, point.wall_time, point.value))
 
@@ -173,10 +163,7 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Return (step, tensor) pairs of each tag that exists; damaged ones raise any error.
-
-        Of more than `most`, TensorBoard chooses this many, always with the last.
-        """
+        """Return (step, tensor) pairs of each tag, `most` or fewer, with the last; damaged ones raise any error."""
         found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 

@@ -18,23 +18,13 @@ from hookboard.measure.memory import is_plain
 def of_all_ranks(
     ranks: Ranks, losses: Sequence[Loss], events: Sequence[Nonfinite]
 ) -> tuple[list[Loss], list[Nonfinite]]:
-    """Return the mean loss of each step, and the first NaN or Inf of each step, over all ranks.
-
-    Args:
-        ranks: the processes, all of which must call this.
-        losses: the losses of this rank since the last call.
-        events: the NaN or Inf that this rank has met since then.
-    """
+    """Return the mean loss and the first NaN or Inf of each step over all ranks, each of which must call this."""
     everyones = ranks.gather((losses, events))
     return mean_losses([losses for losses, _ in everyones]), first_events([events for _, events in everyones])
 
 
 def mean_losses(everyones: Sequence[Sequence[Loss]]) -> list[Loss]:
-    """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
-
-    Where ranks are at different batches of a step, it has the later one; and the rows of the batch in which one has the
-    largest loss.
-    """
+    """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow."""
     of_steps: dict[int, list[Loss]] = {}
     for rank, losses in enumerate(everyones):
         for loss in losses:
@@ -45,16 +35,15 @@ def mean_losses(everyones: Sequence[Sequence[Loss]]) -> list[Loss]:
         rows = [loss.worst for loss in losses if loss.worst is not None]
         worst = max(rows, key=lambda each: max(each.losses), default=None)
         value = sum(loss.value for loss in losses) / len(losses)
+        # Where ranks are at different batches of a step, the later one counts.
         batch_idx, backwards = max(loss.batch_idx for loss in losses), max(loss.backwards for loss in losses)
         means.append(Loss(step, batch_idx, value, backwards, worst))
     return means
 
 
 def first_events(everyones: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
-    """Return the first event of each step, of those of all ranks.
-
-    As each rank has other batches, the evidence of an event that depends on the batch begins with the rank.
-    """
+    """Return the first event of each step, of those of all ranks."""
+    # Each rank has other batches, so evidence that depends on the batch begins with the rank.
     named = [
         event if event.during in ("start", "optimizer") else replace(event, evidence=f"Rank {rank}: {event.evidence}")
         for rank, events in enumerate(everyones)
@@ -67,34 +56,21 @@ def first_events(everyones: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
 
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""Bytes of a number to the type that its bits are read as, so short that float64, in which ranks exchange the sum of up
-to 2 million of them, holds it exactly."""
+"""Bytes of a number to the type its bits are read as: so short that float64 holds the sum of 2 million exactly."""
 
 
 class Compared(NamedTuple):
-    """A tensor that is compared with those of other ranks that have all of this in common.
-
-    Args:
-        is_gradient: whether it is the gradient of a weight before a step; otherwise the weight after it.
-        weight: the name of the weight.
-        layout: its shape and dtype.
-    """
+    """A weight after a step, or its gradient before it: compared with those of ranks that have the same."""
 
     is_gradient: bool
     weight: str
-    layout: str
+    layout: str  # its shape and dtype
 
 
 def checksums(
     weights: Mapping[str, nn.Parameter], part: Callable[[Tensor], Tensor], *, is_gradient: bool
 ) -> dict[Compared, Tensor]:
-    """Return a checksum and the RMS of these weights, or of their gradients; shape (2,), float64, on their device.
-
-    Args:
-        weights: the weights by name.
-        part: returns the part of each weight that is compared.
-        is_gradient: whether the gradients are compared.
-    """
+    """Return checksum and RMS, shape (2,), of the `part` of each weight, or gradient, that can be compared."""
     found: dict[Compared, Tensor] = {}
     for name, weight in weights.items():
         tensor = weight.grad if is_gradient else weight
@@ -107,22 +83,14 @@ def checksums(
 
 
 def apart(ranks: Ranks, compared: Iterable[Compared], numbers: Sequence[float]) -> list[Apart]:
-    """Return the weights that should be alike on all ranks and are not; every rank must call this.
-
-    They should be if their gradients are, or if no gradient is: then each rank trains on its own. What is split over
-    the ranks by hand, or experts, may have one name and shape on all ranks, and even begin alike; but there gradients
-    differ, while those of other weights are alike.
-
-    Args:
-        ranks: the processes.
-        compared: what this rank compares: weights after a step, and their gradients before it.
-        numbers: their `checksums` in one list, on the host.
-    """
+    """Return the weights that should be alike on all ranks and are not, by `checksums`; every rank must call this."""
     own = dict(zip(compared, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
     every = ranks.union(own)
     sums = torch.tensor([own[one][0] if one in own else 0.0 for one in every], dtype=torch.float64, device="cpu")
     highest, lowest = ranks.max(torch.stack([sums, -sums])).tolist()
     ends = {one: (high, -low) for one, high, low in zip(every, highest, lowest, strict=True)}
+    # Weights should be alike if their gradients are, or if no gradients are: then each rank trains on its own. What is
+    # split over the ranks by hand, or experts, may have equal names and shapes, but there gradients differ.
     gradients = {one[1:]: high == low for one, (high, low) in ends.items() if one.is_gradient and (high or low)}
     # What is added up over the ranks, as a last bias of experts, gets the same gradients too.
     meant = {_module(weight) for (weight, _), is_alike in gradients.items() if not is_alike}
@@ -153,14 +121,11 @@ def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[in
 
 
 def _numbers_of(values: Tensor) -> Tensor:
-    """Return a checksum of the bits, and the RMS: float64, on the device.
-
-    The checksum of equal numbers, such as those of a new bias, is 0: ranks may have the same by chance. So is that of
-    numbers that are not finite, as all may be after an overflow.
-    """
+    """Return a checksum of the bits, and the RMS: float64, on the device."""
     # A sum of integers does not depend on the order in which a device adds them.
     checksum = values.flatten().view(_WORDS[values.element_size()]).sum(dtype=torch.int64)
     lowest, highest = values.aminmax()
+    # 0 for equal numbers, as of a new bias, which ranks may share by chance, and for NaN or Inf, as after an overflow.
     tells = (lowest < highest) & (highest - lowest).isfinite()
     rms = torch.linalg.vector_norm(values, dtype=torch.float64) / math.sqrt(values.numel())
     return torch.stack([checksum.double() * tells, rms])

@@ -173,11 +173,7 @@ class CAMLogger(PictureLogger):
         return torch.tensor(wanted, device=scores.device)
 
     def _maps(self, seen: Attribution, aspect: float | None) -> Tensor:
-        """Return the class-activation maps of a layer, shape (n, height, width).
-
-        Raises:
-            NothingToShowError: the method needs a head that the model does not have, or tokens form no grid.
-        """
+        """Return the class-activation maps of a layer, shape (n, height, width)."""
         activation, method, name = _as_maps(seen.activation, seen, aspect), METHODS[self.method], seen.layer.name
         if (samples := len(activation)) != (pictures := len(seen.scores)):
             windows = f"{name!r} has {samples} samples for {pictures} pictures, such as windows of them"
@@ -215,7 +211,6 @@ class CAMLogger(PictureLogger):
 
 
 def _check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Check the mean and standard deviation that pictures were normalized with, one number per channel."""
     check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
     valid = "a list with a number above 0 for each channel"
     check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
@@ -232,11 +227,7 @@ def _labels_in(batch: Any, call: Classification) -> Tensor | None:
 
 
 def _as_maps(tensor: Tensor, seen: Attribution, aspect: float | None) -> Tensor:
-    """Return a layer's tensor as maps in float32, shape (n, channels, height, width).
-
-    Raises:
-        NothingToShowError: it holds tokens that form no grid.
-    """
+    """Return a layer's tensor as maps in float32, shape (n, channels, height, width)."""
     module = seen.layer.module
     maps = maps_in(samples_first(tensor.float(), module), module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:

@@ -77,63 +77,34 @@ def some_units(weight: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class HealthState(MeasurementState):
-    """The state of the monitor in one stage.
-
-    Args:
-        layers: the watched layers by name.
-        has_lazy: whether a layer has no weights yet, because it has not run.
-        losses: the loss of every step since the last look.
-        recent: the latest losses that the host knows, with which a spike is noticed.
-        stepped: during a due step, weight name to how an optimizer steps it.
-        held: the names of the weights that an optimizer holds.
-        stepping: the ids of the optimizers that have stepped so far.
-        batch: the running batch of the training.
-        batch_idx: its index.
-        first_step: the optimizer step at which the fit began; None before.
-        reporter: has the run judged; None in evaluations, on ranks that do not judge, and after an error in judging.
-        files: the event files that the page at the end is made from; None if there is to be none.
-        box: finds the first NaN or Inf in its step; None if nobody asks for that.
-        finds_late: whether a loss that is not finite is reported when it is read.
-        told: number of NaN or Inf that have been reported.
-        is_reading: whether the first training step is still to be read.
-        live: reads it; it knows the adapters of the model then, and the autograd nodes with layer and line.
-        stale: detects gradients that are not cleared; None once that is decided.
-        modes: watches the modes of layers; None if no rule asks.
-        step_facts: what is known of the training from the code of its steps.
-        is_ending: whether an alarm has ended the fit.
-        why_silent: layer name to why it gave no output at the first look, if it gave none.
-        compares: whether the weights of all ranks are compared.
-        compared: during a due step, what is compared.
-        as_begun: of an evaluation, some values of a weight at its beginning.
-        has_others: of an evaluation, whether these were others in its first batch.
-    """
+    """The state of the monitor in one stage."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
-    has_lazy: bool = False
+    has_lazy: bool = False  # a layer has no weights yet, because it has not run
     losses: LossMeter = field(default_factory=LossMeter)
-    recent: deque[float] = field(default_factory=deque)
-    stepped: dict[str, Stepped] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
-    stepping: set[int] = field(default_factory=set)
-    batch: Any = None
+    recent: deque[float] = field(default_factory=deque)  # the latest that the host knows, to notice a spike
+    stepped: dict[str, Stepped] = field(default_factory=dict)  # during a due step: how an optimizer steps each weight
+    held: set[str] = field(default_factory=set)  # the weights that an optimizer holds
+    stepping: set[int] = field(default_factory=set)  # the ids of the optimizers that have stepped so far
+    batch: Any = None  # the running batch of the training
     batch_idx: int = 0
-    first_step: int | None = None
-    reporter: Reporter | None = None
-    files: EventFiles | None = None
-    box: BlackBox | None = None
-    finds_late: bool = False
-    told: int = 0
-    is_reading: bool = False
-    live: LiveStep | None = None
-    stale: StaleGradients | None = None
-    modes: Modes | None = None
-    step_facts: StepFacts = field(default_factory=StepFacts)
-    is_ending: bool = False
-    why_silent: dict[str, str] = field(default_factory=dict)
-    compares: bool = False
-    compared: dict[Compared, Tensor] = field(default_factory=dict)
-    as_begun: list[float] = field(default_factory=list)
-    has_others: bool = False
+    first_step: int | None = None  # the optimizer step at which the fit began, or the fit that it resumes
+    reporter: Reporter | None = None  # None in evaluations, on ranks that do not judge, and after an error in judging
+    files: EventFiles | None = None  # for the page at the end; None if there is to be none
+    box: BlackBox | None = None  # finds the first NaN or Inf in its step; None if nobody asks for that
+    finds_late: bool = False  # a loss that is not finite is reported when it is read
+    told: int = 0  # how many NaN or Inf have been reported
+    is_reading: bool = False  # the first training step is still to be read
+    live: LiveStep | None = None  # reads it; then knows the adapters, and the autograd nodes with layer and line
+    stale: StaleGradients | None = None  # detects gradients that are not cleared; None once that is decided
+    modes: Modes | None = None  # None if no rule asks
+    step_facts: StepFacts = field(default_factory=StepFacts)  # known from the code of the training steps
+    is_ending: bool = False  # an alarm has ended the fit
+    why_silent: dict[str, str] = field(default_factory=dict)  # why a layer gave no output at the first look, if so
+    compares: bool = False  # the weights of all ranks are compared
+    compared: dict[Compared, Tensor] = field(default_factory=dict)  # of the running due step
+    as_begun: list[float] = field(default_factory=list)  # of an evaluation: some values of a weight at its beginning
+    has_others: bool = False  # of an evaluation: these were others in its first batch
 
     def tap(self, modules: Mapping[str, Any], role: Role, observer: Callable[[Site], Callable[[Tensor], None]]) -> None:
         """Hook modules for the batch that begins."""
@@ -256,8 +227,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.audit = audit
         self.report = report
         self._verdicts: tuple[Verdict, ...] = ()
-        self._run: Run | None = None
-        """What was looked at in the last fit; None before, in a copy, and on ranks that do not judge."""
+        self._run: Run | None = None  # the run of the last fit; None before, in a copy, and on ranks that do not judge
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
@@ -347,7 +317,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         return Table(self._plan(), loop.device, histogram=needs_histogram, part=some_units, **how)
 
     def _find_layers(self, state: HealthState) -> None:
-        """Set the layers of a stage to those that the model has now."""
         weights = weights_of(state.selection.owners)
         has_shape = {name: weight for name, weight in weights.items() if not is_lazy(weight)}
         state.has_lazy = len(has_shape) < len(weights)
@@ -588,7 +557,6 @@ class HealthMonitor(SiteLogger[HealthState]):
                 alert(f"HealthMonitor {ended_by(guilty, loop.logged_step)}")
 
     def _end_training(self, loop: Loop, state: HealthState) -> None:
-        """Judge the whole training unless `stop_on` ended it."""
         if state.stage != "train":
             return
         parts, rest = state.losses.take()

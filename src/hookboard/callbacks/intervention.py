@@ -19,15 +19,8 @@ from hookboard.writers.entry import Entry
 
 @dataclass(kw_only=True)
 class _EditState(StageState):
-    """The state of an Intervention in one stage.
-
-    Args:
-        edits: the hooks of the last changed batch; None before.
-        is_checked: True once a changed batch has ended; then each selected module is checked for a change, once.
-    """
-
-    edits: Edits | None = None
-    is_checked: bool = False
+    edits: Edits | None = None  # the hooks of the last changed batch
+    is_checked: bool = False  # a changed batch has ended, and was checked for modules without a change
 
 
 class Intervention(HookboardCallback[_EditState]):

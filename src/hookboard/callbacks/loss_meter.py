@@ -15,20 +15,12 @@ MOST_LOSSES = 4096
 
 
 class LossPart(NamedTuple):
-    """What one backward pass started from.
-
-    Args:
-        step: its optimizer step.
-        batch_idx: the index of its batch.
-        loss: the loss, shape (), on its device.
-        may_overflow: True if a GradScaler may have made it infinite; then its step counts as unknown.
-        worst: see `Loss.worst`.
-    """
+    """The loss that one backward pass started from."""
 
     step: int
     batch_idx: int
-    loss: Tensor
-    may_overflow: bool
+    loss: Tensor  # shape (), on its device
+    may_overflow: bool  # a GradScaler may have made it infinite; if it is, its step counts as unknown
     worst: WorstRows | None = None
 
 
@@ -39,15 +31,8 @@ class LossMeter:
         self._parts: deque[LossPart] = deque(maxlen=MOST_LOSSES)
 
     def add(self, step: int, batch_idx: int, loss: Tensor, scale: Tensor | None = None) -> float | None:
-        """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept.
-
-        Args:
-            step: the optimizer step it belongs to.
-            batch_idx: the index of its batch.
-            loss: with accumulation divided by the number of batches, as Lightning does. A tensor with several
-                elements or a complex one, which manual optimization may start from, is not kept.
-            scale: of a GradScaler, to divide the loss by; shape ().
-        """
+        """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept."""
+        # Manual optimization may start from such a tensor.
         if loss.numel() != 1 or loss.is_complex():
             return None
         may_overflow = scale is not None and loss.dtype is torch.float16
@@ -62,22 +47,14 @@ class LossMeter:
             self._parts.append(self._parts.pop()._replace(worst=worst))
 
     def take(self) -> tuple[list[LossPart], Tensor | None]:
-        """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
-
-        Their numbers come together, shape (k,); None if there are none.
-        """
+        """Return and forget the losses kept since the last call, with their numbers, shape (k,); None without any."""
         parts = [*self._parts]
         self._parts.clear()
         return parts, torch.stack([part.loss.to(parts[0].loss.device) for part in parts]) if parts else None
 
 
 def summed(parts: Sequence[LossPart], numbers: Sequence[float]) -> list[Loss]:
-    """Return the summed loss of each optimizer step in order, without steps that have an unknown part.
-
-    Args:
-        parts: each backward pass, in order.
-        numbers: the losses of `parts`.
-    """
+    """Return the summed loss of each optimizer step in order, without steps that have an unknown part."""
     losses, unknown = dict[int, Loss](), set[int]()
     for part, value in zip(parts, numbers, strict=True):
         before = losses.get(part.step)
@@ -88,5 +65,6 @@ def summed(parts: Sequence[LossPart], numbers: Sequence[float]) -> list[Loss]:
         else:
             backwards = before.backwards + (part.batch_idx == before.batch_idx)
             worst = before.worst or part.worst
+            # With accumulation Lightning has divided each by the number of batches.
             losses[part.step] = Loss(part.step, part.batch_idx, before.value + value, backwards, worst)
     return [loss for step, loss in losses.items() if step not in unknown]

@@ -28,16 +28,12 @@ from hookboard.model.state import stepped_by, weights_of, why_silent
 
 
 class LossScale:
-    """Reads the scale of a GradScaler, and notes whether an optimizer overflows in a step.
-
-    An optimizer overflows if one of its gradients is not finite before its step; the scaler then skips the step.
-    """
+    """Reads the scale of a GradScaler, and notes whether an optimizer overflows: the scaler then skips its step."""
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
         self._overflowed: list[Tensor] = []
-        self._copied: tuple[Tensor, int, Tensor] | None = None
-        """The scaler's scale, the version that was copied, and the copy."""
+        self._copied: tuple[Tensor, int, Tensor] | None = None  # the scaler's scale, its version, and the copy
 
     @property
     def current(self) -> Tensor | None:
@@ -45,10 +41,7 @@ class LossScale:
         return scale_of(self._scaler)
 
     def in_force(self) -> Tensor | None:
-        """Return a copy of the current scale, shape (); None before the scaler has one.
-
-        It is the same tensor until the scaler updates its scale.
-        """
+        """Return a copy of the scale, shape (), the same tensor until the scaler updates it; None before it has one."""
         current = self.current
         if current is None:
             return None
@@ -58,18 +51,14 @@ class LossScale:
         return self._copied[2]
 
     def before_step(self, optimizer: Optimizer) -> Tensor | None:
-        """Note whether a gradient of the optimizer is NaN or infinite.
-
-        Returns:
-            The scale that its gradients still carry, shape (); None if they are unscaled, or the scaler has no scale
-            yet. Optimizers that unscale inside their own step, as fused ones do, have scaled gradients until then.
-        """
+        """Note whether the optimizer overflows; return the scale that its gradients still carry, None for none."""
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [numbers for gradient in held if (numbers := stored(local(gradient))).numel()]
         if gradients:
             # The largest absolute value is not finite if any is not; nothing here waits for the device.
             largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)
             self._overflowed.append(~largest.isfinite())
+        # Optimizers that unscale inside their own step, as fused ones do, have scaled gradients until then.
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
     def send(self, table: Table, device: torch.device, along: Tensor | None = None) -> Callable[[], Readings]:
@@ -86,9 +75,8 @@ class LossScale:
 
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
-"""Roles whose sites are opened in the order in which modules run, gradients included: the forward pass puts their hooks
-on tensors. Outputs come first, which tell the order best: a module comes after the modules inside it; by its inputs it
-would come before them."""
+"""Roles whose sites are opened in the order in which modules run: also gradients, by hooks of the forward pass. Outputs
+come first: they put a module after the modules inside it, where its inputs would put it before them."""
 
 
 Facts = dict[str, LayerFacts]
@@ -96,18 +84,11 @@ Facts = dict[str, LayerFacts]
 
 
 class LayerNews:
-    """Makes the record of the watched layers at the first step, and again when it changes.
-
-    All stages of a callback share it.
-
-    Args:
-        callback: the name of the callback's class.
-    """
+    """Makes the record of the watched layers at the first step, and when it changes; a callback's stages share it."""
 
     def __init__(self, callback: str) -> None:
         self._callback = callback
-        self.facts: Facts | None = None
-        """What `known` returned last; None if it must be read again, because modules or parameters have changed."""
+        self.facts: Facts | None = None  # what `known` returned last; None to read anew, as after a change of the model
         self._made_of: tuple[Places, Facts] | None = None
         self._last: list[bytes] = []
         self._order: list[str] = []
@@ -120,17 +101,7 @@ class LayerNews:
         return self.facts
 
     def record(self, places: Places, facts: Facts, table: Table, every_n_steps: int) -> dict[str, Sequence[bytes]]:
-        """Return the record, as a tag mapped to byte strings, if it has changed since the last call; otherwise {}.
-
-        Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
-        watched, are put at their place in the model's definition.
-
-        Args:
-            places: the sites that were measured in the step or loop.
-            facts: what `known` returned before the step.
-            table: the table that measured the step.
-            every_n_steps: number of optimizer steps between two due steps.
-        """
+        """Return the record by tag if it has changed since the last call, else {}; `facts` are from before the step."""
         before, self._made_of = self._made_of, (places, facts)
         if before is None or before[1] is not facts:
             self._shapes = {}
@@ -138,6 +109,7 @@ class LayerNews:
             return {}
         ran = dict.fromkeys(name for role in _OF_CALLS for name in places.names(role) if name in facts)
         known = [name for name in self._order if name in facts]
+        # As they first ran; those that did not run yet, or have only their parameters watched, as in the model.
         self._order = order_with_late(known or ran, facts, list(facts))
         # The gradient of an output has the shape of the output.
         self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}
@@ -147,12 +119,7 @@ class LayerNews:
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
-    """Return types, parameter shapes and frozen parameters of each watched module, in the order of the model.
-
-    Args:
-        model: the whole model.
-        modules: the watched modules by name.
-    """
+    """Return types, parameter shapes and frozen parameters of each watched module, in the order of the model."""
     weights = {name: one for name, one in weights_of(modules).items() if not is_lazy(one)}  # without a shape
     layers, defined = layers_of(modules, weights), ["", *dict(named_submodules(model))]
     facts = {}
@@ -173,32 +140,20 @@ MOST_COPIED_BYTES = 1 << 29
 
 
 def measure_gradients(table: Table, optimizer: Optimizer, weights: Mapping[str, nn.Parameter]) -> None:
-    """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
-
-    Args:
-        table: measures the gradients.
-        optimizer: the optimizer.
-        weights: the watched weights by name.
-    """
+    """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`."""
     gradients = {name: weight.grad for name, weight in stepped_by(optimizer, weights).items()}
     table.observe_all([(Site(name, "parameter_grad"), g, None) for name, g in gradients.items() if g is not None])
 
 
 class WeightsBefore:
-    """The weights before the optimizer step: measures them, and copies what is measured of their updates.
-
-    Attributes:
-        measured: the weights that were measured in the running step, at its start or before an optimizer changed them.
-        copies: by name, copies of what is measured of their updates, of at most `MOST_COPIED_BYTES` in all.
-        skipped: the weights for which there was no room.
-    """
+    """The weights before the optimizer step: measures them, and copies what is measured of their updates."""
 
     def __init__(self) -> None:
-        self.measured: set[str] = set()
-        self.copies: dict[str, Tensor] = {}
-        self.skipped: dict[str, None] = {}
+        self.measured: set[str] = set()  # in the running step, at its start or before an optimizer changed them
+        self.copies: dict[str, Tensor] = {}  # of at most MOST_COPIED_BYTES in all
+        self.skipped: dict[str, None] = {}  # those for which there was no room
         self._bytes = 0
-        self._spare: dict[str, Tensor] = {}
+        self._spare: dict[str, Tensor] = {}  # copies of an earlier step, to be written over
 
     def measure(self, weights: Mapping[str, nn.Parameter], table: Table) -> None:
         """Measure weights under `parameter_before`, unless they were measured in this step."""
@@ -240,14 +195,7 @@ class WeightsBefore:
 def measure_weights(
     table: Table, weights: Mapping[str, nn.Parameter], before: WeightsBefore, roles: Collection[Role]
 ) -> None:
-    """Measure the updates of the weights, and the weights themselves, after the steps of all optimizers.
-
-    Args:
-        table: measures the tensors.
-        weights: the watched weights by name.
-        before: what is known of them from before the steps.
-        roles: `parameter` for the weights after the steps, and `parameter_update` for the updates.
-    """
+    """Measure the updates of the weights, and the weights themselves, after the steps of all optimizers."""
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
         if "parameter" in roles:
@@ -259,29 +207,17 @@ def measure_weights(
 
 @dataclass(kw_only=True)
 class MeasurementState(StageState):
-    """The state of a measuring callback in one stage.
-
-    Args:
-        table: measures the tensors of all sites.
-        taps: the hooks on modules.
-        attention: measures attention; None where no role asks for it.
-        roles: which tensors are measured.
-        weights: the watched weights by name.
-        before: during a due step, what is known of the weights before the optimizers stepped.
-        has_logged: whether anything was logged in this stage.
-        loss_scale: reads the scale of the GradScaler; None without one.
-        news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.
-    """
+    """The state of a measuring callback in one stage."""
 
     table: Table = field(init=False)
     taps: Taps = field(init=False)
-    attention: AttentionWatch | None = None
+    attention: AttentionWatch | None = None  # None where no role asks for it
     roles: Sequence[Role] = ()
     weights: dict[str, nn.Parameter] = field(default_factory=dict)
-    before: WeightsBefore = field(default_factory=WeightsBefore)
-    has_logged: bool = False
-    loss_scale: LossScale | None = None
-    news: LayerNews = field(init=False)
+    before: WeightsBefore = field(default_factory=WeightsBefore)  # as they were before the optimizers step
+    has_logged: bool = False  # anything in this stage
+    loss_scale: LossScale | None = None  # None without a GradScaler, or if no gradient is measured
+    news: LayerNews = field(init=False)  # makes the record of the layers for the tab; all stages of a callback share it
 
     def begin_step(self) -> None:
         """Begin to measure."""

@@ -43,10 +43,7 @@ Gaps = Mapping[tuple[str, Role], str]
 
 
 class SiteLogger(HookboardCallback[V]):
-    """Base of callbacks that measure tensors and log one reading per site in each due step and evaluation loop.
-
-    A subclass says which modules (`_select`) and roles (`_roles`) are measured.
-    """
+    """Base of callbacks that log a reading per site in each due step and evaluation; a subclass adds `_roles`."""
 
     verb = "measures"
     state_class: type[V] = MeasurementState  # type: ignore[assignment]  # a subclass with another V sets it
@@ -97,11 +94,7 @@ class SiteLogger(HookboardCallback[V]):
         """Return which tensors of the selected modules are measured."""
 
     def _plan(self) -> Plan:
-        """Return what is to be measured for the argument `statistics`.
-
-        Raises:
-            ValueError: a statistic is unknown.
-        """
+        """Return what is to be measured for the argument `statistics`; ValueError if one is unknown."""
         return plan(self.statistics)
 
     def _finish(self, found: Readings) -> Readings:
@@ -134,7 +127,6 @@ class SiteLogger(HookboardCallback[V]):
             state.loss_scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
 
     def _table(self, loop: Loop, state: V) -> Table:
-        """Return the table of one stage."""
         resolved = self._plan()
         how: dict[str, Any] = {"stage": state.stage, "histogram": self.histogram, "ranks": self._ranks}
         if resolved.needs("channels"):
@@ -168,12 +160,10 @@ class SiteLogger(HookboardCallback[V]):
         state.begin_step()
 
     def _before_backward(self, loop: Loop, state: V, loss: Tensor | None) -> None:
-        """Set the loss scale by which the table divides the gradients of this backward pass."""
         if state.loss_scale is not None:
-            state.table.scale = state.loss_scale.in_force()
+            state.table.scale = state.loss_scale.in_force()  # the gradients of this backward pass are divided by it
 
     def _after_backward(self, loop: Loop, state: V) -> None:
-        """Clear the loss scale again: later gradients are not divided."""
         state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
@@ -197,7 +187,6 @@ class SiteLogger(HookboardCallback[V]):
         self._log(loop, state)
 
     def _end_training(self, loop: Loop, state: V) -> None:
-        """Log a line if nothing was measured in this stage during the whole fit."""
         if state.has_logged:
             return
         no_loop = f"the fit ran no {state.stage} loop after its start"
@@ -205,10 +194,7 @@ class SiteLogger(HookboardCallback[V]):
         inform(f"{self._name} measured nothing in {state.stage}: {why}.")
 
     def _follow_weights(self, state: V) -> None:
-        """If modules have other parameters than before, watch the new ones, and warn once.
-
-        Called before the optimizer steps, because sharded modules have other parameters during forward and backward.
-        """
+        """Watch the parameters that modules have now; during forward and backward sharded ones would have others."""
         owners = state.selection.owners
         if not owners or are_unchanged(state.weights, owners):
             return
@@ -218,7 +204,6 @@ class SiteLogger(HookboardCallback[V]):
             self._say_changed()
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Send what was measured in the step or loop, see `Table.send`."""
         if state.loss_scale is None:
             return state.table.send(None, along)
         return state.loss_scale.send(state.table, loop.device, along)
@@ -246,15 +231,7 @@ class SiteLogger(HookboardCallback[V]):
         self._do_later(state, write)
 
     def _name_gaps(self, state: V, where: str, readings: Readings, causes: Gaps, among: Sequence[str]) -> None:
-        """Warn about all sites without a reading, grouped by cause.
-
-        Args:
-            state: the state of the stage.
-            where: the step or loop that was measured.
-            readings: what was measured there.
-            causes: see `MeasurementState.why_nothing`.
-            among: all names of the model, see `names_in`.
-        """
+        """Warn about all sites without a reading, grouped by cause, of those of `MeasurementState.why_nothing`."""
         seen = {(site.name, site.role) for site in readings}
         gaps = []
         for (name, role), cause in causes.items():
@@ -482,7 +459,6 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
     def _asked(self, among: Collection[str]) -> list[str]:
-        """Return those names of `among` that are in `statistics`, given or by default."""
         given = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
         return [name for name in among if name in given]
 

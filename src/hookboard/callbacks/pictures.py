@@ -50,35 +50,21 @@ STEPS_PER_LOG = 20
 
 @dataclass
 class PictureState(StageState):
-    """The state of a callback that logs pictures, in one stage.
+    """The state of a callback that logs pictures, in one stage."""
 
-    Args:
-        last: the optimizer step of the last pictures; None before the first.
-        is_awaited: True if the running evaluation has still to reach the batch that is shown.
-        taken: what `_take` returned, from the start of the batch until its pictures are made.
-        start: a tensor of each module from the start of the fit, to compare with.
-    """
-
-    last: int | None = field(default=None, kw_only=True)
-    is_awaited: bool = field(default=False, kw_only=True)
-    taken: Any = field(default=None, kw_only=True)
-    start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)
+    last: int | None = field(default=None, kw_only=True)  # the optimizer step of the last pictures
+    is_awaited: bool = field(default=False, kw_only=True)  # the batch that is shown is still to come in this evaluation
+    taken: Any = field(default=None, kw_only=True)  # what `_take` returned, until its pictures are made
+    start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)  # from the start of the fit
 
 
 class PictureLogger(HookboardCallback[PictureState]):
-    """Base of the callbacks that log pictures.
-
-    A subclass selects the modules (`_select`), attaches hooks for one batch (`_take`), and makes the pictures when the
-    batch has ended (`_pictures`).
-    """
+    """Base of callbacks that log pictures: a subclass hooks a batch (`_take`) and draws what it gave (`_pictures`)."""
 
     state_class = PictureState
 
-    kind: str
-    """The first part of its tags, `<kind>/<module>`."""
-
-    needs_weights = True
-    """True if the callback reads weights or calls modules, which needs unsharded weights on this rank."""
+    kind: str  # the first part of its tags, `<kind>/<module>`
+    needs_weights = True  # it reads weights or calls modules, which needs unsharded weights on this rank
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
@@ -128,7 +114,6 @@ class PictureLogger(HookboardCallback[PictureState]):
         return STEPS_PER_LOG * loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _begin_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """Set `is_awaited` if pictures of this evaluation are due."""
         if state.every_n_steps:
             state.is_awaited = state.last is None or loop.logged_step - state.last >= state.every_n_steps
 
@@ -145,7 +130,6 @@ class PictureLogger(HookboardCallback[PictureState]):
         state.taken = self._take(loop.model, batch, state)
 
     def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
-        """Make and write the pictures; in training, only if the optimizers have stepped."""
         if has_stepped:
             pictures = self._pictures(loop, state)
             state.last, state.taken = loop.logged_step, None
@@ -154,7 +138,6 @@ class PictureLogger(HookboardCallback[PictureState]):
                 state.loggers.write(Entry(loop.logged_step, pictures=pictures))
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
-        """Log a line if the fit was too short for pictures."""
         if state.last is None:
             no_batch = f"no {state.stage} loop after the start of the fit had a batch {self.batch_idx}"
             why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_batch
@@ -245,11 +228,6 @@ class FeatureMapLogger(PictureLogger):
         self.size = size
 
     def _select(self, model: nn.Module) -> Selection:
-        """Return the modules to show: those that the arguments `modules` and `types` select.
-
-        If both are None: convolutions and transformer blocks, or leaf modules if the model has none of these; at most
-        MAX_DEFAULT_MODULES, spread evenly.
-        """
         if self.modules is not None or self.types is not None:
             return Selection(select(model, self.modules, self.types))
         found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
@@ -302,13 +280,10 @@ class FeatureMapLogger(PictureLogger):
         return pictures
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
-        """Warn once about all modules without a picture, with the reason for each.
-
-        If the user named no modules, warn only if there is no picture at all: some modules may never be called, such as
-        auxiliary heads.
-        """
+        """Warn once about all modules without a picture, with the reason for each."""
         names, drawn = list(state.selection.modules), {site.name for site in taken.shown}
         missing = [name for name in names if name not in drawn]
+        # Some modules that the user did not name may never be called, such as auxiliary heads.
         if missing and (self.modules is not None or self.types is not None or not drawn):
             causes = {name: taken.refused.get(name) or taken.taps.why_silent(name, "output") for name in missing}
             listed = listed_gaps(((name, "output", cause) for name, cause in causes.items()), names_in(loop.model))
@@ -317,19 +292,12 @@ class FeatureMapLogger(PictureLogger):
 
 @dataclass
 class _ShownTensors:
-    """What the hooks have copied in one batch.
-
-    Args:
-        taps: the hooks.
-        inputs: the first pictures of the batch, to draw beside the maps; None if there are none.
-        shown: the maps to draw, by site, and whether they have a sample for each sample of the batch.
-        refused: why an output cannot be drawn, by name of the module.
-    """
+    """What the hooks have copied in one batch."""
 
     taps: Taps
-    inputs: Tensor | None
-    shown: dict[Site, tuple[Maps, bool]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    inputs: Tensor | None  # the first pictures of the batch, to draw beside the maps
+    shown: dict[Site, tuple[Maps, bool]] = field(default_factory=dict)  # maps, and whether with the batch's samples
+    refused: dict[str, str] = field(default_factory=dict)  # why an output cannot be drawn, by module
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
@@ -401,7 +369,6 @@ class KernelLogger(PictureLogger):
         return Selection({name: module for name, module in found.items() if name not in computed})
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
-        """Keep a copy of the kernels that the fit starts with."""
         for module, weight in self._weights(state).values():
             state.start[module] = self._part(weight)
 

@@ -22,18 +22,12 @@ REPORT = "report"
 
 
 class Reporter:
-    """Has a run judged, writes the verdicts to the loggers, and logs new alarms as warnings.
-
-    Args:
-        judge: judges the run.
-        state: the state of the training.
-    """
+    """Has a run judged, writes the verdicts to the loggers, and logs new alarms as warnings."""
 
     def __init__(self, judge: Judge, state: MeasurementState) -> None:
         self.judge, self._state, self._loggers = judge, state, state.loggers
         self._page = Page(state.every_n_steps, judge.look_at)
-        self.said: list[Verdict] = []
-        """The alarms for which a warning was given in this fit."""
+        self.said: list[Verdict] = []  # the alarms for which a warning was given in this fit
 
     def see(self, look: Look, facts: StepFacts, known: Facts) -> None:
         """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerNews.record`."""
@@ -67,7 +61,6 @@ class Reporter:
         say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
-        """Warn of each alarm of which nobody was warned yet."""
         known = {(verdict.rule, verdict.module) for verdict in self.said}
         for verdict in verdicts:
             if verdict.severity == "alarm" and (verdict.rule, verdict.module) not in known:
@@ -76,13 +69,7 @@ class Reporter:
 
 
 def write_report(loggers: Loggers, files: EventFiles, run: Run) -> None:
-    """Write the page of a run, as `hookboard report` makes it, to all loggers at the end of a fit.
-
-    Args:
-        loggers: what the page is written to; an error is one warning.
-        files: the event files that it is made from; they are closed.
-        run: the run; there is no page if nothing was looked at.
-    """
+    """Write the page of a run that was looked at to all loggers, at the end of a fit; `files` are closed."""
     from hookboard.board.one_file import page_in  # it imports TensorBoard's readers
 
     try:

@@ -26,60 +26,41 @@ MAX_PICTURE_CHANNELS = 16
 
 @dataclass(frozen=True)
 class InnerCall:
-    """One call of a module inside the classifier.
-
-    Args:
-        given: the shape of the first tensor among its arguments; () if there is none, or if that is nested.
-        returned: the shape of the first tensor that it returned; () likewise.
-    """
+    """One call of a module inside the classifier; a shape is () if there is no tensor, or a nested one."""
 
     name: str
     module: nn.Module
-    given: Shape
-    returned: Shape
+    given: Shape  # of the first tensor among its arguments
+    returned: Shape  # of the first tensor that it returned
 
 
 @dataclass(frozen=True)
 class Classification:
-    """A call that turned pictures of shape (n, channels, height, width) into class scores.
-
-    Args:
-        pictures: the pictures among its arguments, shape (n, channels, height, width).
-        args: its positional arguments, copied, for the first samples only.
-        calls: the calls of modules inside it, in the order in which they ended.
-        of: number of samples in the batch.
-    """
+    """A call that turned pictures into class scores."""
 
     module: nn.Module
-    pictures: Tensor
-    args: tuple[Any, ...]
+    pictures: Tensor  # those among its arguments, shape (n, channels, height, width)
+    args: tuple[Any, ...]  # copies, of the first samples only
     kwargs: dict[str, Any]
-    calls: Sequence[InnerCall]
-    of: int
+    calls: Sequence[InnerCall]  # of modules inside it, in the order in which they ended
+    of: int  # how many samples the batch has
 
 
 class ClassificationTap:
-    """Hooks all modules of a model to find the outermost call that turns pictures into class scores.
-
-    That call is in `found`, which is None until there is one. Calls that hookboard makes itself are ignored. Arguments
-    are kept as they were before any edit, because a repeated call is edited again. An error in the hooks never reaches
-    the model: it is stored in `error`, and the hooks then do nothing. In a copy of the model, saved or not, the hooks
-    do nothing.
-    """
+    """Hooks the modules of a model (of no copy) to find the outermost call that turns pictures into class scores."""
 
     def __init__(self, model: nn.Module, samples: int) -> None:
-        self.found: Classification | None = None
-        self.error: Exception | None = None
+        self.found: Classification | None = None  # None until there is one
+        self.error: Exception | None = None  # of the hooks, which then do nothing; it never reaches the model
         self._model = model
         self._samples = samples
         self._hooks = ExitStack()
-        self._running: list[tuple[int, Any, Any]] = []
-        """Of each running call: how many calls had ended before it, its arguments, and its own `forward`, if any."""
+        self._running: list[tuple[int, Any, Any]] = []  # calls ended before it, kept arguments, own `forward`
         self._calls: list[InnerCall] = []
         self._depth_of_found = 0
 
     def attach(self) -> None:
-        """Start to watch the calls of all modules of the model, except TorchScript modules."""
+        """Start to watch the calls of the modules of the model."""
         around = layers_around(self._model)
         for name, module in [("", self._model), *named_submodules(self._model)]:
             is_fused = id(module) in around and not around[id(module)].training
@@ -87,6 +68,7 @@ class ClassificationTap:
                 continue
             before = functools.partial(self._guarded, self._enter)
             after = functools.partial(self._guarded, self._leave, name)
+            # Arguments are kept as they were before any edit, because a repeated call is edited again.
             hooks = hooked(module, before, after, place=READS_BEFORE_EDITS, with_kwargs=True, always_call=True)
             self._hooks.enter_context(hooks)
 
@@ -136,10 +118,7 @@ def _first_shape(value: object) -> Shape:
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
-    """Return the class scores in a model's output: a floating tensor of shape (count, classes) or (count,).
-
-    It is one called "logits" or "scores", or else the first of shape (count, classes), or else the whole output; None
-    if that is no such tensor. One score becomes two classes: class 1 has the score, class 0 its negative.
+    """Return class scores in an output: floating, of shape (count, classes), or (count,), made two classes; or None.
 
     >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
     tensor([[-2.,  2.],
@@ -172,22 +151,15 @@ class TargetLayer:
 
 
 def default_layers(seen: Classification) -> list[TargetLayer]:
-    """Return the layers of which the last that the scores depend on is explained if the user names none.
-
-    They are the last convolution, with the calls after it that returned maps of the same height and width, so that
-    normalization, ReLU and the modules around them are included. In a transformer it is the input of the last
-    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone.
-
-    Raises:
-        ValueError: no module returned maps.
-    """
+    """Return the layers of which the last that the scores depend on is explained if the user names none."""
     calls = seen.calls
     attention = max((k for k, call in enumerate(calls) if _is_attention(call)), default=-1)
     convolutions = (k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d))
+    # The last convolution, with later maps of its height and width: normalization, ReLU and the modules around them.
     start = max((k for k in convolutions if math.prod(calls[k].returned[2:]) > 1), default=len(calls))
     group = [k for k in range(start, len(calls)) if calls[k].returned[2:] == calls[start].returned[2:]]
     is_input = attention > max(group, default=-1)
-    if is_input:
+    if is_input:  # of a transformer: after its last attention the scores may depend on the class token alone
         group = [attention]
     if not group:
         raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
@@ -200,11 +172,7 @@ def _is_attention(call: InnerCall) -> bool:
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
-    """Return the `TargetLayer` for a module: its output in the last of its calls that returned maps or tokens.
-
-    Raises:
-        ValueError: no call of this module returned a tensor with four or three dimensions.
-    """
+    """Return the `TargetLayer` for a module: its output in the last of its calls that returned maps or tokens."""
     for k, call in reversed(list(enumerate(calls))):
         if call.name == name and len(call.returned) in (3, 4):
             return TargetLayer(name, call.module, _number(calls, k))
@@ -218,53 +186,29 @@ def _number(calls: Sequence[InnerCall], k: int) -> int:
 
 @dataclass(frozen=True)
 class Attribution:
-    """The output of a target layer for some samples (its first input with `TargetLayer.is_input`), and its gradient.
-
-    All tensors are on the host.
-
-    Args:
-        layer: the layer.
-        activation: that output or input, such as shape (n, channels, height, width) or (n, tokens, channels).
-        gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
-            computed.
-        scores: the class scores, shape (n, classes).
-        classes: the class of each sample.
-        pooled: the input of the last linear layer, shape (n, features) in most classifiers; None without a linear
-            layer.
-        weight: that layer's weights for each sample's class, shape (n, features); None if it has not one output for
-            each class.
-    """
+    """The output of a target layer for some samples (with `is_input` its first input) and its gradient, on the host."""
 
     layer: TargetLayer
-    activation: Tensor
-    gradient: Tensor | None
-    scores: Tensor
+    activation: Tensor  # such as shape (n, channels, height, width) or (n, tokens, channels)
+    gradient: Tensor | None  # of each sample's class score with respect to `activation`; None if not asked for
+    scores: Tensor  # shape (n, classes)
     classes: Tensor
-    pooled: Tensor | None
-    weight: Tensor | None
+    pooled: Tensor | None  # the input of the last linear layer, shape (n, features) in most classifiers
+    weight: Tensor | None  # that layer's, for each sample's class; None if it has not one output for each class
 
 
 def attribute(
     call: Classification,
     layers: Sequence[TargetLayer],
-    choose: Callable[[Tensor], Tensor],
+    choose: Callable[[Tensor], Tensor],  # from scores, shape (n, classes), to the class of each sample
     *,
     with_gradient: bool,
 ) -> Attribution:
-    """Call the model once more on the kept samples, for one of the layers: its tensor, its gradient if asked.
-
-    Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
-
-    The layer is the last; with a gradient the last that the scores depend on. `choose` maps the scores, shape (n,
-    classes), to the class of each sample.
-
-    Raises:
-        ValueError: with `with_gradient`, the class scores depend on no layer.
-    """
+    """Call the model once more on the kept samples, for the last of the layers: its tensor, its gradient if asked."""
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
     held: dict[TargetLayer, Tensor] = {}
     pooled: list[Tensor] = []
-    with undisturbed(call.module), ExitStack() as hooks:
+    with undisturbed(call.module), ExitStack() as hooks:  # modes and edits stay as they are
         for layer in layers:
             hooks.enter_context(_cut_graph(layer, held))
         if linear:
@@ -284,7 +228,7 @@ def attribute(
             f"{'took' if layers[-1].is_input else 'returned'}, or it runs under torch.no_grad(): name another with "
             "`modules`"
         )
-    layer, gradient = read[-1]
+    layer, gradient = read[-1]  # with a gradient, the last that the scores depend on
     of_classes = weight[classes] if weight is not None and len(weight) == scores.shape[1] else None
     tensors = held[layer], gradient, scores, classes, pooled[-1] if pooled else None, of_classes
     host: list[Any] = [None if tensor is None else tensor.detach().cpu() for tensor in tensors]
@@ -292,10 +236,7 @@ def attribute(
 
 
 def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
-    """Hook the layer so that the autograd graph is cut there, until the returned hooks are closed.
-
-    `held` gets the layer's tensor, as a leaf. The model continues with a copy, which may be changed in place.
-    """
+    """Hook the layer so that the autograd graph is cut there; `held` gets its tensor, as a leaf."""
     calls = itertools.count()
 
     def cut(value: Any) -> Any:
@@ -303,7 +244,7 @@ def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
         if next(calls) != layer.number or first is None:
             return None
         held[layer] = first.detach().requires_grad_()
-        copy = held[layer].clone()
+        copy = held[layer].clone()  # the model may change it in place
         return map_tensors(lambda tensor: copy if tensor is first else tensor, value)
 
     if layer.is_input:

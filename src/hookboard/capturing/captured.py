@@ -188,10 +188,7 @@ class _OfRoles:
 def picture_of(
     tensor: Tensor, name: str, module: nn.Module, role: Role, index: str, *, samples: int, channels: int, size: int
 ) -> Picture:
-    """Draw a captured tensor as feature maps of at most `size` pixels a side; ValueError if that cannot be done.
-
-    The module's type tells the order of the dimensions of its outputs.
-    """
+    """Draw a captured tensor as feature maps of at most `size` pixels a side; ValueError if that cannot be done."""
     owner = module if role in ("output", "grad_output") else nn.Identity()  # an input may be ordered otherwise
     values = dense(tensor.detach())
     if not values.numel():
@@ -387,7 +384,6 @@ class Captured(Mapping[str, CapturedModule]):
             self._hooks.enter_context(watch_output(tensor, functools.partial(observe, index), self._switch))
 
     def _why(self, name: str, role: Role) -> str:
-        """Return why there is no tensor of a role, as a clause."""
         cause = NO_PART if self._found[name].kind == WATCHED else self._taps.why_silent(name, role)
         calls = (call for captured in self._found.values() for call in captured.calls)
         has_gradient = any(ROLES[role].is_gradient for call in calls for role in call.kept)

@@ -1,7 +1,4 @@
-"""Rules that change tensors, and the hooks that apply them to the inputs, outputs or gradients of modules.
-
-To add a rule, write a subclass of `EditRule`; `python -m benchmarks.document` exports it.
-"""
+"""Rules that change tensors, each a subclass of `EditRule`, and the hooks that apply them in modules."""
 
 import copy
 import functools
@@ -221,12 +218,7 @@ def check_rule(option: str, given: object) -> None:
 
 
 def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
-    """Apply a rule to a tensor, and check that it returns a new one of the same shape, dtype and device.
-
-    Raises:
-        ValueError: the rule returned something of another shape, dtype or device.
-        RuntimeError: the rule worked in place.
-    """
+    """Apply a rule to a tensor; an error if it worked in place, or returned another shape, dtype or device."""
     version = None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
     result = rule(tensor)
     if version is not None and version_of(tensor) != version:
@@ -274,18 +266,7 @@ class Edit:
 
 
 class Edits:
-    """Hooks that apply one rule to some modules.
-
-    Values are changed before other hooks read them, gradients before earlier hooks do. Of several edits on one module,
-    the one attached first applies first.
-
-    In a call that hookboard makes itself (`hookboard.measure.hooked`) a copy of the rule is applied, so that the rule
-    does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`; what a plain
-    function keeps in a closure or a global is not copied.
-
-    Raises:
-        ValueError: a module cannot be edited.
-    """
+    """Hooks that apply one rule to some modules; ValueError if one cannot be edited."""
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: EditFunction) -> None:
         for name, module in modules.items():
@@ -304,6 +285,8 @@ class Edits:
     def _hook(self, name: str, module: nn.Module) -> Hooks:
         # What is hooked holds no module, because autograd graphs hold it.
         change = functools.partial(_edited, name, self._role, self._rule, self._made)
+        # Values are changed before other hooks read them, gradients before earlier hooks do. Of several edits on one
+        # module, the one attached first applies first.
         place = EDITS_GRADIENTS if self._role.startswith("grad") else EDITS_VALUES
         if self._role.endswith("input"):
             return hooked(module, lambda _, args, kwargs: change((args, kwargs)), place=place)
@@ -334,6 +317,7 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
 
 def _edited(name: str, role: EditRole, rule: EditFunction, made: set[str], value: Any) -> Any:
     """Apply a rule to the tensors, or their gradients, that a module takes or returns, and add its name to `made`."""
+    # A call of hookboard's own leaves the rule as it is, except for closures and globals, and is not counted.
     if is_own_call():  # decided now, for the gradient too: backward may run in another thread
         rule, made = spare_of(rule, copy.deepcopy), set()
 

@@ -1,10 +1,8 @@
-"""Methods for class-activation maps: they compute from a layer's output which regions raise the score of a class.
+"""Methods for class-activation maps, listed in `METHODS` and `Method`: which regions raise the score of a class.
 
-To add one, write its function, then enter it in `METHODS` and its name in `Method`.
-
-All functions take `a`, the layer's output, most of them also `g`, the gradient of the class's score (the logit) with
-respect to it. Both have shape (n, channels, height, width). They return maps of shape (n, height, width), not
-normalized; all but `cam` set negative values to 0.
+They sum the channels of `a`, a layer's output, after weighting them, mostly by `g`, the gradient of the class's score
+(the logit) with respect to it; both have shape (n, channels, height, width). They return maps of shape (n, height,
+width), not normalized; all but `cam` set negative values to 0.
 """
 
 from collections.abc import Callable
@@ -18,69 +16,48 @@ Method = Literal["grad_cam", "grad_cam++", "layer_cam", "xgrad_cam", "hires_cam"
 
 
 def cam(a: Tensor, weight: Tensor) -> Tensor:
-    """Sum the channels, weighted by the linear head's weights for the class.
-
-    Zhou et al., "Learning deep features for discriminative localization", 2016. The head's input must be the global
-    average of the maps.
-    """
+    """Weight channels by a linear head. Zhou et al., "Learning deep features for discriminative localization", 2016."""
+    # The head's input must be the global average of the maps.
     return (weight[:, :, None, None] * a).sum(dim=1)
 
 
 def grad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Sum the channels, each weighted by the mean of its gradient; negative sums become 0.
-
-    Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2.
-    """
+    """Weight each channel by the mean of its gradient. Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2."""
     return _weighted(g.mean(dim=(2, 3), keepdim=True), a)
 
 
 def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    """Sum the channels, each weighted by the weighted sum of its positive gradients; negative sums become 0.
-
-    Chattopadhay et al., "Grad-CAM++", 2018, equation 19 (the weight of a position), for the exponential of the score.
-    """
+    """Weight channels by weighted sums of positive gradients. Chattopadhay et al., "Grad-CAM++", 2018, equation 19."""
     square = g.square()
     below = 2 * square + a.sum(dim=(2, 3), keepdim=True) * square * g
-    alpha = torch.where(below != 0, square / below, 0)
+    alpha = torch.where(below != 0, square / below, 0)  # of a position, for the exponential of the score
     return _weighted((alpha * g.relu()).sum(dim=(2, 3), keepdim=True), a)
 
 
 def layer_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Sum the channels, each position weighted by its gradient if that is positive, else by 0; negative sums become 0.
-
-    Jiang et al., "LayerCAM", 2021, equation 6.
-    """
+    """Weight each position by its gradient, but by 0 if negative. Jiang et al., "LayerCAM", 2021, equation 6."""
     return _weighted(g.relu(), a)
 
 
 def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Sum the channels, each weighted by `sum(g * a) / sum(a)` over its positions; negative sums become 0.
-
-    Fu et al., "Axiom-based Grad-CAM", 2020, equation 8.
-    """
+    """Weight each channel by `sum(g * a) / sum(a)`. Fu et al., "Axiom-based Grad-CAM", 2020, equation 8."""
     below = a.sum(dim=(2, 3), keepdim=True)
     weight = torch.where(below != 0, (g * a).sum(dim=(2, 3), keepdim=True) / below, 0)
     return _weighted(weight, a)
 
 
 def hires_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Multiply output and gradient element by element and sum over the channels; negative sums become 0.
-
-    Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020.
-    """
+    """Weight each element by its gradient. Draelos and Carin, "Use HiResCAM instead of Grad-CAM", 2020."""
     return _weighted(g, a)
 
 
 def eigen_cam(a: Tensor) -> Tensor:
-    """Project on the first principal component of the centred channels, for no class; negative values become 0.
-
-    Muhammad and Yeasin, "Eigen-CAM", 2020. The sign of a principal component is arbitrary; here it is the one that
-    correlates with the mean over channels.
-    """
+    """Project on the first principal component of the centred channels. Muhammad and Yeasin, "Eigen-CAM", 2020."""
     flat = a.flatten(2).transpose(1, 2)
     centred = flat - flat.mean(dim=1, keepdim=True)
     component = torch.linalg.svd(centred, full_matrices=False).Vh[:, :1]
     projection = (centred * component).sum(-1)
+    # The sign of a principal component is arbitrary; this one correlates with the mean over channels.
     sign = (projection * centred.mean(dim=2)).sum(dim=1, keepdim=True).sign()
     signed: Tensor = projection * torch.where(sign == 0, 1, sign)
     return signed.relu().reshape(len(a), *a.shape[2:])
@@ -112,5 +89,4 @@ METHODS: dict[Method, CAMMethod] = {
     "eigen_cam": CAMMethod("Eigen-CAM", eigen_cam, "nothing"),
     "cam": CAMMethod("CAM", cam, "head"),
 }
-"""All methods, by the names that users give. `Method` repeats the names, because a type checker cannot read them here.
-"""
+"""All methods, by the names that users give. `Method` repeats these: a type checker cannot read them here."""

@@ -22,17 +22,11 @@ from hookboard.comparing.running import Loss, ModelRunner, Spot, watched_modules
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor that was compared.
-
-    Args:
-        spot: the tensor: its module, call, part and path.
-        found: its relative difference if its module gets the left model's inputs.
-        expected: the relative difference that rounding can cause.
-    """
+    """One tensor that was compared."""
 
     spot: Spot
-    found: float
-    expected: float
+    found: float  # its relative difference if its module gets the left model's inputs
+    expected: float  # the relative difference that rounding can cause
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,15 @@ CHUNK_ELSEWHERE = 1 << 22
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a tensor is from a reference.
+    """How far a tensor is from a reference."""
 
-    Args:
-        relative: norm of the difference over the norm of the reference; infinite if an element is finite in one of them
-            alone, or if only the reference is all 0. For whole numbers the share of elements that differ.
-        cosine: cosine of the angle between them; NaN if one is all 0; 1 if they are equal.
-        index: where the largest difference is; () if they are equal.
-        left: the value of the reference there; NaN if they are equal.
-        right: the other value there; NaN if they are equal.
-    """
-
+    # Norm of the difference over that of the reference; infinite if a value that is not finite differs, or if only the
+    # reference is all 0. For whole numbers the share of elements that differ.
     relative: float
-    cosine: float
-    index: tuple[int, ...]
-    left: float
-    right: float
+    cosine: float  # of the angle between them; NaN if one is all 0
+    index: tuple[int, ...]  # where the largest difference is; () for a single number
+    left: float  # the value of the reference there; NaN if the tensors are the same
+    right: float  # the other value there; NaN likewise
 
 
 BROKEN = Distance(math.inf, math.nan, (), math.nan, math.nan)

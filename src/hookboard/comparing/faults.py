@@ -16,9 +16,8 @@ BEYOND_ROUNDING = 3.0
 """A difference counts from this many times what rounding can cause (a choice)."""
 
 ADDED_UP, ADDED_UP_SHARE = 3.0, 0.125
-"""What adding numbers in another order may change, in rounding steps of the type they are added in (float32, also for
-coarser ones): the first, or where a module has weights this share of the root of their number for each output, if that
-is more (choices)."""
+"""What another order of addition may change, in rounding steps of the type in which it is done (float32 for coarser
+ones): the first or, with weights, the second times the root of how many numbers are added, if more (choices)."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +51,15 @@ class Difference:
 
 
 class Faults:
-    """Tells which tensors, gradients and buffers of the right model differ by more than `rounding` gave, and why.
-
-    Args:
-        recorded: the left model's call.
-        right: the right model.
-        names: its name of each module to the left one.
-        rounding: what rounding may change, as from `rounding_of`.
-        step: the rounding step of the coarser precision.
-    """
+    """Tells which tensors, gradients and buffers of the right model differ by more than `rounding` gave, and why."""
 
     def __init__(
         self,
         recorded: Recorded,
         right: nn.Module,
-        names: Mapping[str, str],
-        rounding: Mapping[Spot | str, float],
-        step: float,
+        names: Mapping[str, str],  # the name of a module in it -> in the left model
+        rounding: Mapping[Spot | str, float],  # as from `rounding_of`
+        step: float,  # of rounding, in the coarser precision
     ) -> None:
         self._index, self._rounding, self._step = recorded.index, rounding, step
         self._sums: dict[str, int] = {}  # how many products a module adds up for one number of its output, at most
@@ -116,11 +107,9 @@ class Faults:
         return found.relative > BEYOND_ROUNDING * self.expected(key)
 
     def differences(self, found: Found) -> list[Difference]:
-        """Return what differs by more than rounding, in the order of execution; gradients only if nothing else does.
-
-        Of tensors of other shapes only the first: most others have other shapes because it has.
-        """
+        """Return what differs by more than rounding, in the order of execution; gradients if nothing forward does."""
         forward = [spot for spot in self._index.spots if spot.part != "gradient" and self._counts(spot, found)]
+        # Of tensors of other shapes only the first: most others have other shapes because it has.
         others = [spot for spot in forward if spot in found.shapes][1:]
         told = [self._forward(spot, found) for spot in forward if spot not in others]
         for name, first, one, other in self._tied:

@@ -16,23 +16,17 @@ SAME_NAMES_MIN = 0.5
 def matched(
     recorded: Index,
     others: Collection[str],
-    ran: Mapping[Spot, tuple[int, ...]],
-    names: Mapping[str, str] | None,
+    ran: Mapping[Spot, tuple[int, ...]],  # the shapes of the other model's tensors
+    names: Mapping[str, str] | None,  # pattern of a recorded name -> pattern of the other
 ) -> dict[str, str]:
-    """Return the name of each module that is compared -> its name in the recording.
-
-    They are matched by `names`, pattern of a recorded name -> pattern of the other; without these by equal names, or by
-    order and shape of what modules without modules inside first returned; `ran` has the shapes of the other model.
-
-    Raises:
-        ValueError: a pattern matches nothing.
-    """
+    """Return each compared module's name -> its recorded name; ValueError for a pattern that matches nothing."""
     here = list(dict.fromkeys([*recorded.modules, *(spot.module for spot in recorded.spots)]))
     if names is not None:
         return {"": ""} | _by_patterns(here, others, names)
     same = {name: name for name in here if name in others}
     if len(same) >= SAME_NAMES_MIN * min(len(here), len(others)):
         return {"": ""} | same
+    # By order and shape of what modules without modules inside first returned.
     shapes = {spot: entry.shape for spot, entry in recorded.spots.items()}
     return {"": ""} | _by_order(_first_outputs(recorded.modules, shapes), _first_outputs(others, ran))
 

@@ -42,15 +42,11 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What a module is.
-
-    Args:
-        attributes: its attributes that are numbers, texts, or tuples of these, as text.
-    """
+    """What a module is."""
 
     type: str
     training: bool
-    attributes: Mapping[str, str]
+    attributes: Mapping[str, str]  # those that are numbers, texts, or tuples of these, as text
 
 
 @dataclass(frozen=True)
@@ -64,25 +60,16 @@ class StoredTensor:
 
 @dataclass
 class Index:
-    """What is known of a recorded call without reading its tensors.
-
-    Args:
-        spots: the tensors of calls, in the order in which they were seen.
-        weights: parameters and buffers before the call, by name.
-        after: buffers after it, by name.
-        tied: name of a parameter to the name of the same one that comes first.
-        rounding: what rounding alone may change, see `rounding_of`: by spot or name of a gradient.
-        step: the rounding step that these are for.
-    """
+    """What is known of a recorded call without reading its tensors."""
 
     modules: dict[str, ModuleFacts] = field(default_factory=dict)
-    spots: dict[Spot, StoredTensor] = field(default_factory=dict)
-    weights: dict[str, StoredTensor] = field(default_factory=dict)
-    after: dict[str, StoredTensor] = field(default_factory=dict)
+    spots: dict[Spot, StoredTensor] = field(default_factory=dict)  # the tensors of calls, as they were seen
+    weights: dict[str, StoredTensor] = field(default_factory=dict)  # parameters and buffers before the call
+    after: dict[str, StoredTensor] = field(default_factory=dict)  # buffers after it
     gradients: dict[str, StoredTensor] = field(default_factory=dict)
-    tied: dict[str, str] = field(default_factory=dict)
-    rounding: dict[Spot | str, float] = field(default_factory=dict)
-    step: float = 0.0
+    tied: dict[str, str] = field(default_factory=dict)  # a parameter to the first name of the same one
+    rounding: dict[Spot | str, float] = field(default_factory=dict)  # what rounding may change, see `rounding_of`
+    step: float = 0.0  # the rounding step that these are for
 
 
 @dataclass(frozen=True)
@@ -101,12 +88,7 @@ class Recorded:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator[Recorded]:
-    """Open a recording, whose tensors are read one at a time; without an index it is read from the file.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is damaged, no recording, or of another version.
-    """
+    """Open a recording, to read its tensors one at a time; ValueError for a damaged file or one of another version."""
     try:
         file = zipfile.ZipFile(path)
         index = _index_of(json.loads(file.read(INDEX))) if index is None else index
@@ -221,22 +203,14 @@ NOISE_RUNS = 3
 
 @dataclass
 class Found:
-    """How a run differs from the recorded call.
+    """How a run differs from the recorded call."""
 
-    Args:
-        spots: how far each tensor is from the recorded one, in the order in which they were seen.
-        buffers: how far each buffer is from the recorded one after the call, by its recorded name.
-        gradients: the same for the gradient of each parameter.
-        missing: names of recorded gradients that the run did not give.
-        added: names of weights that got a gradient only in the run.
-    """
-
-    spots: dict[Spot, Distance] = field(default_factory=dict)
+    spots: dict[Spot, Distance] = field(default_factory=dict)  # in the order in which they were seen
     shapes: dict[Spot, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    buffers: dict[str, Distance] = field(default_factory=dict)
+    buffers: dict[str, Distance] = field(default_factory=dict)  # after the call, by recorded name
     gradients: dict[str, Distance] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # recorded gradients that the run did not give
+    added: list[str] = field(default_factory=list)  # weights that got a gradient only in the run
 
     def distances(self) -> Iterator[tuple[Spot | str, Distance]]:
         """Yield how far all of them are, by spot, or name of a gradient or buffer."""
@@ -265,12 +239,9 @@ def beside(
     is_fault: Callable[[Spot, Distance], bool] = lambda spot, found: False,
     noise: Callable[[Tensor], Tensor] | None = None,
 ) -> Found:
-    """Run a model beside a recorded call, and measure how far each tensor is from the recorded one.
-
-    Recorded tensors take the place of outputs, of their gradients, and of inputs that are at fault (`is_fault` tells
-    whether what was measured is more than rounding), so that a fault does not spread. `noise` changes the recorded
-    tensors, and the model's inputs.
-    """
+    """Run a model beside a recorded call, and measure how far each tensor is from the recorded one."""
+    # Recorded tensors take the place of outputs, of their gradients, and of inputs at fault, so that a fault does not
+    # spread. `noise` changes the recorded tensors, and the model's inputs.
     found, model = Found(), runner.model
 
     def see(spot: Spot, tensor: Tensor) -> Tensor | None:
@@ -320,10 +291,8 @@ def beside(
 
 
 def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
-    """Return a context that adds noise to all that operations save for the backward pass, except weights.
-
-    A gradient may be a small difference of large numbers that one operation saves, as in attention.
-    """
+    """Return a context that adds noise to all that operations save for the backward pass, except weights."""
+    # A gradient may be a small difference of large numbers that one operation saves, as in attention.
     weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -354,20 +323,16 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 def rounding_of(
     runner: ModelRunner, recorded: Recorded, step: float, dtypes: Mapping[str, torch.dtype]
 ) -> dict[Spot | str, float]:
-    """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
-
-    The recorded model runs a few times with noise of one rounding step (the distance of 1 to the next number) on its
-    inputs and on what each module returns; and once with its weights in `dtypes`, if these are others: that holds what
-    a kernel rounds within. The largest change counts.
-    """
+    """Return how much rounding may change each tensor, relative to its norm: by spot, or name of gradient or buffer."""
     names = {name: name for name in watched_modules(runner.model)}
     own = {name: one.dtype for name, one in weights_in(runner.model).items() if one.is_floating_point()}
     others = {name: dtypes[name] for name in own if dtypes.get(name, own[name]) != own[name]}
     largest: dict[Spot | str, float] = defaultdict(float)
+    # With noise of one rounding step (the distance of 1 to the next number) on inputs and on what each module returns.
     for seed in range(NOISE_RUNS):
         for key, seen in beside(runner, recorded, names, noise=rounding_noise(step, seed)).distances():
             largest[key] = max(largest[key], seen.relative)
-    if others:
+    if others:  # with its weights in the other types, which holds what a kernel rounds within
         try:
             found = beside(replace(runner, dtypes=others), recorded, names)
         except Exception:  # its code may know one type only; the noise is measured in any case

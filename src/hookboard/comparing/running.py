@@ -18,8 +18,7 @@ from hookboard.model.nested import map_tensors, named_inputs, tensors_in
 from hookboard.model.state import same_random_state, same_state
 
 Part = Literal["input", "output", "gradient", "weight"]
-"""Which tensors of a call: what the module was given, what it returned, the gradient of that, or, in a capture, of what
-it was given; or a weight or buffer."""
+"""What a module takes, what it returns, the gradient of that or of a weight, or a weight or buffer."""
 
 Loss = Callable[[Any], Tensor]
 """Computes a scalar from what the model returned."""
@@ -27,17 +26,12 @@ Loss = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Spot:
-    """One tensor of one call of a module.
-
-    Args:
-        call: the number of the call, from 0.
-        path: where the tensor stands in them, as in `tensors_in`.
-    """
+    """One tensor of one call of a module."""
 
     module: str
-    call: int
+    call: int  # its number, from 0
     part: Part
-    path: str
+    path: str  # where the tensor stands in them, as in `tensors_in`
 
     def __str__(self) -> str:
         where = " ".join(filter(None, [self.part, self.path]))
@@ -65,22 +59,12 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass
 class ModelRunner:
-    """Runs a model on these inputs, and its backward pass if there is a loss.
-
-    Weights, buffers, attributes, random state and gradients are as before when it ends, so the next run draws the same
-    random numbers.
-
-    Args:
-        inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
-            floating ones are converted to the type of its parameters.
-        loss: from what it returns to a scalar; None: no backward pass.
-        dtypes: the type that a parameter or buffer has in a run, by name; the others keep their own.
-    """
+    """Runs a model on these inputs, and backward if there is a loss; each run draws the same random numbers."""
 
     model: nn.Module
-    inputs: Any
-    loss: Loss | None = None
-    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    inputs: Any  # a tuple holds several arguments, a dict those with names
+    loss: Loss | None = None  # of what it returned; None: no backward pass
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)  # of parameters and buffers; others keep their own
 
     def __call__(self, see: See, at_end: Callable[[], None]) -> None:
         """Run the model once."""
@@ -186,10 +170,7 @@ Step = Callable[[str, Any], Any]
 
 @contextmanager
 def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
-    """Show each tensor of each call of a module to `see`, and the gradient of each output.
-
-    Yields what is to be called before and after the model itself: its own hooks may be inside a compiled graph.
-    """
+    """Show each tensor of each call of a module to `see`, and the gradient of each output."""
     calls: Counter[str] = Counter()
 
     def replaced(spots: list[tuple[Spot, Tensor]], value: Any) -> Any:
@@ -230,4 +211,4 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
             if name:
                 of_module = functools.partial(hook_before, name), functools.partial(hook_after, name)
                 hooks.enter_context(hooked(module, *of_module))
-        yield before, after
+        yield before, after  # to be called before and after the model itself, whose hooks a compiled graph may contain

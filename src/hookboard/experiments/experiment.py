@@ -38,23 +38,15 @@ class OutOfTimeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Setting:
-    """A model and how the user trains it.
-
-    Args:
-        optimizers: its optimizers, which never step: experiments step copies.
-        step: computes the loss of a batch; None for the `training_step` of a LightningModule.
-        clip: clips the gradients of an optimizer in place, as the Trainer does; None if they are not clipped.
-        scale: what the loss is multiplied by before the backward pass, as by a GradScaler; 1 without one.
-        until: the deadline of the experiments, as a value of `perf_counter()`.
-    """
+    """A model and how the user trains it."""
 
     module: nn.Module
-    optimizers: Sequence[Optimizer]
-    step: Callable[[Any], Tensor] | None = None
+    optimizers: Sequence[Optimizer]  # they never step: experiments step copies
+    step: Callable[[Any], Tensor] | None = None  # None: the `training_step` of a LightningModule
     trainer: Trainer | None = None
-    clip: Callable[[Optimizer], None] | None = None
-    scale: float = 1.0
-    until: float = math.inf
+    clip: Callable[[Optimizer], None] | None = None  # in place, as the Trainer does; None if gradients are not clipped
+    scale: float = 1.0  # of the loss before the backward pass, as by a GradScaler; 1 without one
+    until: float = math.inf  # the deadline of the experiments, as a value of `perf_counter()`
 
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of a batch, with its graph."""
@@ -92,47 +84,32 @@ def restoring(setting: Setting) -> AbstractContextManager[None]:
 
 
 def copy_of_optimizer(setting: Setting) -> Optimizer:
-    """Return a copy of the setting's optimizer for the same parameters.
-
-    It has the settings of the original and a copy of its state, but not its step hooks, nor what a scheduler has put in
-    place of its `step`.
-    """
+    """Return a copy of the setting's optimizer and its state for the same parameters, without its step hooks."""
     optimizer = setting.optimizers[0]
     parts = [*modules_in(setting.module).values(), *setting.parameters]
     memo: dict[int, Any] = {id(part): part for part in parts}
     made: Optimizer = object.__new__(type(optimizer))
+    # A scheduler may have put something in place of its `step`.
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
     made.__setstate__(copy.deepcopy(held, memo))
     return made
 
 
 def losses_without_updates(setting: Setting, batch: Any, count: int) -> list[float]:
-    """Return the losses of `count` steps on a batch without any update of the weights.
-
-    They still differ from step to step if the step draws random numbers, such as for dropout.
-    """
+    """Return `count` losses of a batch without updates of the weights: they differ if the step draws random numbers."""
     with restoring(setting):
         return [_value(setting, batch) for _ in range(count)]
 
 
 def _value(setting: Setting, batch: Any) -> float:
-    """Return the loss of a batch as a number. The step gets a copy, which it may change.
-
-    Gradients are enabled, as in training: the step may compute some, as for a differential equation.
-    """
+    """Return the loss of a batch as a number. The step gets a copy, which it may change."""
     setting.check_time()
+    # With gradients, as in training: the step may compute some, as for a differential equation.
     return float(setting.loss(copied(batch)).detach())
 
 
 def train(setting: Setting, batch: Any, optimizer: Optimizer, count: int) -> list[float]:
-    """Take `count` optimizer steps on a batch; to be called inside `restoring`.
-
-    Returns the loss before each step and that after the last: `count + 1` numbers. Fewer if the loss became NaN or
-    infinite; the last one is then the loss at which it stopped.
-
-    Raises:
-        OutOfTimeError: the deadline has passed before the last step.
-    """
+    """Take `count` steps inside `restoring`; return the loss before each and after the last, or up to a NaN or Inf."""
     losses: list[float] = []
     for _ in range(count):
         losses.append(_step(setting, optimizer, batch))
@@ -142,7 +119,6 @@ def train(setting: Setting, batch: Any, optimizer: Optimizer, count: int) -> lis
 
 
 def _step(setting: Setting, optimizer: Optimizer, batch: Any) -> float:
-    """Take one optimizer step on a batch, and return the loss before it."""
     setting.check_time()
     losses: list[float] = []
 
@@ -219,16 +195,11 @@ class CheckupReport:
 
 @dataclass(frozen=True)
 class Trial:
-    """The loss on a batch before and after some steps on it.
-
-    Args:
-        before: the mean loss of the last steps had the weights not been updated.
-        after: the mean loss of the last steps; NaN if a loss was not finite.
-    """
+    """The loss on a batch before and after some steps on it."""
 
     steps: int
-    before: float
-    after: float
+    before: float  # the mean loss of the last steps had the weights not been updated
+    after: float  # the mean loss of the last steps; NaN if a loss was not finite
 
     @property
     def fall(self) -> float:
@@ -251,11 +222,7 @@ class Trial:
 
 
 def experiment(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
-    """Train some steps on a batch, and see whether its loss falls.
-
-    Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
-    besides happens. After `seconds` no further step begins.
-    """
+    """Train some steps on a batch, and see whether its loss falls; after `seconds` no further step begins."""
     reason = _why_not(setting)
     if reason:
         return CheckupReport((), (f"Nothing was tried: {reason}.",))
@@ -422,7 +389,6 @@ def checkup(
 
 
 def _trainer_of(pl_module: LightningModule) -> Trainer | None:
-    """Return the module's Trainer; None if it has none."""
     try:
         return pl_module.trainer
     except RuntimeError:

@@ -1,7 +1,4 @@
-"""`LookArrays`: a look as arrays over all layers or weights; what is counted in them; and the `Silence` of units.
-
-One NumPy operation over all layers costs no more than one over a single layer.
-"""
+"""`LookArrays`: a look as arrays over all layers, where one NumPy operation serves all; and the `Silence` of units."""
 
 import functools
 import itertools
@@ -26,7 +23,6 @@ QUANTITIES: dict[str, str] = {
     "sample_spread": "A channel's standard deviation over samples (or positions), relative to the RMS of the output.",
     "expert_share": "The fraction of a router's choices that go to its busiest expert.",
 }
-"""Every quantity by name."""
 
 SPOILED = {
     "activation_rms": "is_output_spoiled",
@@ -35,8 +31,7 @@ SPOILED = {
     "gradient_rms": "is_gradient_spoiled",
     "update_ratio": "is_update_spoiled",
 }
-"""Quantity -> the column that is 1 where its tensor had NaN or +Inf, or nothing finite: -Inf alone may be a mask. The
-RMS of weights and of their gradients are not marked."""
+"""Quantity -> the column that is 1 where its tensor had NaN or +Inf, or nothing finite: -Inf alone may be a mask."""
 
 COLUMN_OF = {name: column for column, name in enumerate(dict.fromkeys([*QUANTITIES, *SPOILED.values()]))}
 """The column of each number in what `numbers_of` returns."""
@@ -62,33 +57,22 @@ class LayerArrays:
         self._layers = list(layers)
         self.names = tuple(layer.name for layer in layers)
         self.places = {name: place for place, name in enumerate(self.names)}
-        """Layer name -> its index in `layers`."""
-        self.weights = tuple(name for _, _, name in weights)
-        """The names of all weights, layer by layer."""
-        self.owner = np.array([place for place, _, _ in weights], dtype=np.intp)
-        """The place of the layer that owns each weight, shape (weights,)."""
+        self.weights = tuple(name for _, _, name in weights)  # all of them, layer by layer
+        self.owner = np.array([place for place, _, _ in weights], dtype=np.intp)  # each weight's layer
         self.has_matrix = np.array([layer.has_matrix for layer in layers], dtype=bool)
-        """See `Layer.has_matrix`, shape (layers,)."""
         self.with_matrix: list[int] = np.flatnonzero(self.has_matrix).tolist()
-        """The places of the layers with a matrix."""
         shapes = [layer.shapes.get(name, ()) for _, layer, name in weights]
+        # Number of inputs of a unit of each weight; NaN for weights with less than two dimensions.
         self.inputs = np.array([math.prod(shape[1:]) if len(shape) > 1 else math.nan for shape in shapes], dtype=float)
-        """Number of inputs of a unit of each weight, shape (weights,); NaN for weights with less than two dimensions.
-        """
         self.is_trainable = np.array([name in layer.trainable for _, layer, name in weights], dtype=bool)
-        """True for each weight that may be trained, shape (weights,)."""
         self._sought = dict.fromkeys(ROLES_OF_LAYERS, self.names) | dict.fromkeys(ROLES_OF_WEIGHTS, self.weights)
         ends = np.cumsum([0, *map(len, self._sought.values())]).tolist()
         self.parts: dict[Role, slice] = dict(zip(self._sought, map(slice, ends, ends[1:]), strict=True))
-        """Role -> its part of the result of `rows_in`."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
         self._rows_in: tuple[Places, np.ndarray] | None = None
 
     def rows_in(self, places: Places) -> np.ndarray:
-        """Return the row of each layer (or weight) and role in a table of readings; -1 where nothing was measured.
-
-        Shape (sum over the roles of layers or weights,), one role after the other; `parts` has the slice of each.
-        """
+        """Return the rows of all layers and weights in a table of readings, role after role (`parts`); -1 for none."""
         if self._rows_in is None or self._rows_in[0] is not places:
             self._rows_in = places, np.concatenate([places.rows(*sought) for sought in self._sought.items()])
         return self._rows_in[1]
@@ -117,12 +101,10 @@ class LookArrays:
         count, nonfinite = block[:, _COUNT], block[:, _NONFINITE].sum(axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
             rms = np.where(count > 0, np.hypot(block[:, _MEAN], block[:, _DEVIATION]), np.nan)
-        is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
+        is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))  # -Inf alone may be a mask
         is_there, mean, deviation = self._rows_in_look >= 0, block[:, _MEAN], block[:, _DEVIATION]
         columns = is_there, count, mean, deviation, rms, nonfinite, is_spoiled
         self.rows = {role: Rows(*[column[part] for column in columns]) for role, part in layers.parts.items()}
-        """Role -> its moments: arrays over the layers for `ROLES_OF_LAYERS`, over the weights for `ROLES_OF_WEIGHTS`.
-        """
 
     @functools.cached_property
     def outputs(self) -> "Units":
@@ -136,12 +118,10 @@ class LookArrays:
 
     @functools.cached_property
     def began_at_zero(self) -> np.ndarray:
-        """Which layers had only zeros as weights before the step of this look, shape (layers,), bool.
-
-        Only weights with two or more dimensions count; in a layer without such weights, all count.
-        """
+        """Which layers had only zeros as weights before the step of this look, shape (layers,), bool."""
         table, rms = self.layers, self.rows["parameter_before"].rms
         is_matrix, layers = ~np.isnan(table.inputs), len(table.names)
+        # Only weights with two or more dimensions count; in a layer without any, all do.
         counts = is_matrix | (np.bincount(table.owner, is_matrix, layers) == 0)[table.owner]
         known, others = (np.bincount(table.owner, counts & part, layers) for part in (rms >= 0, rms > 0))
         return np.asarray((known > 0) & (others == 0))
@@ -149,14 +129,7 @@ class LookArrays:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The moments of one role at one look, in arrays of shape (layers,) or (weights,).
-
-    Where nothing was measured, counts are 0 and all other numbers NaN.
-
-    Args:
-        count: number of finite values; mean, deviation and RMS are theirs.
-        is_spoiled: True where there was NaN or +Inf, or nothing finite: -Inf alone may be a mask.
-    """
+    """The moments of the finite values of one role, shape (layers,) or (weights,); without any, NaN and counts of 0."""
 
     is_there: np.ndarray
     count: np.ndarray
@@ -174,32 +147,20 @@ class Rows:
 
 
 class Units:
-    """The statistics of each channel of several tensors, in columns: channel after channel, tensor after tensor.
-
-    Tensors that were not measured (a negative row), or have no channels, have none; `places` tells which have. For
-    values of shape (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives a sum for each tensor in
-    `places`.
-    """
+    """The statistics of each channel of several tensors, in columns of shape (channels of all tensors,)."""
 
     def __init__(self, table: Readings, rows: np.ndarray) -> None:
         channels = [None if row < 0 else table.channels[row] for row in rows.tolist()]
         parts = {place: part for place, part in enumerate(channels) if part is not None and len(part)}
-        self.places = np.array([*parts], dtype=np.intp)
-        """The indices of the tensors that have channels, shape (tensors with channels,)."""
-        self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
-        """Number of channels of each that are in `columns`, shape (tensors with channels,)."""
-        self.widths = np.array(table.widths, dtype=np.intp)[rows[self.places]]
-        """Number of channels of each, shape (tensors with channels,). Here a wide tensor has only every k-th."""
-        self.starts = np.cumsum(self.counts) - self.counts
-        """Index of the first channel of each, shape (tensors with channels,)."""
+        self.places = np.array([*parts], dtype=np.intp)  # indices of the tensors that were measured and have channels
+        self.counts = np.array([*map(len, parts.values())], dtype=np.intp)  # how many channels of each are in `columns`
+        self.widths = np.array(table.widths, dtype=np.intp)[rows[self.places]]  # in `columns` maybe every k-th
+        self.starts = np.cumsum(self.counts) - self.counts  # `np.add.reduceat(column, starts)` sums over each
         # Transposed, so that each column is contiguous: thousands of channels are gone through several times.
         all_parts = [part.T for part in parts.values()] or [np.empty((len(FIELDS), 0))]
         self.columns = dict(zip(FIELDS, np.concatenate(all_parts, axis=1), strict=True))
-        """The columns of `hookboard.measure.row.FIELDS` by name, shape (channels of all tensors,)."""
-        self.has_values = np.asarray(self.columns["count"] > 0)
-        """True for channels with a finite value, shape (channels of all tensors,)."""
+        self.has_values = np.asarray(self.columns["count"] > 0)  # finite ones
         self.is_zero = np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
-        """True for channels with finite values that are all 0, shape (channels of all tensors,)."""
 
 
 def numbers_of(look: LookArrays) -> np.ndarray:
@@ -232,7 +193,6 @@ def numbers_of(look: LookArrays) -> np.ndarray:
 
 
 def _rms_of_layers(layers: LayerArrays, rows: Rows, is_meant: np.ndarray | None = None) -> np.ndarray:
-    """Return the RMS over the weights of each layer, or over those that are meant, shape (layers,); NaN without any."""
     count = rows.count if is_meant is None else rows.count * is_meant
     squares = np.where(count > 0, rows.rms * rows.rms * count, 0.0)
     of_layers = len(layers.names)
@@ -255,7 +215,6 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shares_of_experts(look: LookArrays) -> np.ndarray:
-    """Return `expert_share` of each layer, shape (layers,); NaN for what is no router, or not counted."""
     shares = np.full(len(look.layers.names), np.nan)
     for name in look.look.readings.places.names("expert_tokens"):
         reading = look.look.of(name, "expert_tokens")
@@ -269,34 +228,24 @@ SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
 """Kinds of layers whose units are silent if all their outputs are exactly 0."""
 
 SILENT_BELOW_ZERO_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
-"""Kinds of layers whose units a rectifier after them would silence: no output is above 0, and not all are 0, as they
-are without any input."""
+"""Kinds whose units a rectifier behind them would silence: no output above 0, not all 0, as they are without input."""
 
 USUAL_SILENCE_QUANTILE = 0.75
 """The usual silence in a layer is this quantile, over its units, of the longest silence that has ended (a choice)."""
 
 
 class Silence:
-    """Counts for each unit of all layers how long no sample has activated it, where its layer can be silent.
-
-    All arrays but `counts` and `starts` have the shape (units of all layers,), layer after layer: `since`, the
-    optimizer step of the first look of the current silence, without meaning for an active unit; `looks` and `samples`,
-    the number of looks and of values (samples x positions) that it has lasted, 0 for an active unit; `ended`, the
-    longest silence that has ended, in looks.
-
-    Args:
-        layers: layer name -> its number of units, and how many of them are counted: of a wide layer every k-th.
-        units: these arrays as the rows of one. Default: no unit is silent.
-    """
+    """Counts for each unit of all layers how long no sample has activated it, where its layer can be silent."""
 
     def __init__(self, layers: Mapping[str, tuple[int, int]], units: np.ndarray | None = None) -> None:
-        self.layers = dict(layers)
+        self.layers = dict(layers)  # name -> its number of units, and of those counted: in a wide one every k-th
         self.counts = np.array([count for _, count in self.layers.values()], dtype=np.intp)
         ends = np.cumsum(self.counts)
         self.starts = ends - self.counts
         self.parts = dict(zip(self.layers, map(slice, self.starts.tolist(), ends.tolist()), strict=True))
-        """Layer name -> where its units are."""
         self.units = np.zeros((4, self.counts.sum())) if units is None else units
+        # Of each unit, layer after layer. Of its silence now: the step of the first look, and how many looks and values
+        # (samples x positions) it has lasted, 0 for an active unit. Of those that have ended: the longest, in looks.
         self.since, self.looks, self.samples, self.ended = map(np.asarray, self.units)
         self._seen: list[tuple[str, int, int]] = []  # the layers of the latest look
         self._places = np.zeros(0, dtype=np.intp)  # where the units of that look are in these arrays
@@ -341,12 +290,9 @@ class Silence:
         self.samples[now] += units.columns["count"][rows]
 
     def lasting(self, looks: int) -> np.ndarray:
-        """Return which units have been silent for at least this many looks, shape (units,), bool.
-
-        The current silence must also be more than twice as long as the longest earlier one of the unit, and as the
-        usual one in the layer, see `USUAL_SILENCE_QUANTILE`.
-        """
+        """Return which units have been silent for at least this many looks, shape (units,), bool."""
         lasts = self.looks >= looks
+        # Also over twice as long as the longest earlier silence of the unit, and as the usual one in its layer.
         has_ended = np.logical_or.reduceat(lasts, self.starts) & (np.maximum.reduceat(self.ended, self.starts) > 0)
         for part in itertools.compress(self.parts.values(), has_ended.tolist()):
             ended = self.ended[part]
@@ -356,9 +302,7 @@ class Silence:
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
-    """Return the step at which most units fell silent (the first such step), and a clause on when they did.
-
-    `began` is the step since which each has been silent, `since` that since which enough have been to be reported.
+    """Return the step at which most units fell silent (the first such), and a clause with how many had by step `since`.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
     ((10, 'since step 10'), (0, 'since step 30 (4 of them by step 20)'))

@@ -1,8 +1,4 @@
-"""Which finding follows from which: a verdict that another one explains is no alarm.
-
-What explains most comes first: faults of the data or of a step cause findings in many layers, a dead layer causes
-findings in all layers it feeds, and a loss that does not fall is the last thing to report.
-"""
+"""Which finding follows from which: a verdict that another one explains is no alarm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,28 +17,17 @@ When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 @dataclass(frozen=True)
 class Cause:
-    """A rule whose fault brings about the findings of other rules.
-
-    Args:
-        where: the layers whose findings it explains, relative to the layer of the cause: the `same` one; with `before`
-            also all that run before it, with `behind` all that run after it; or `anywhere`. Where the cause or the
-            finding is of the whole model, any of these holds.
-        when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
-            at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
-            the first look. `by steps`: `by then`, and the effect began after the first look.
-        is_hard: True if only a hard alarm of the cause explains anything, see `Case`.
-    """
+    """A rule whose fault brings about findings of other rules: `_is_there` says in which layers, `_is_then` when."""
 
     rule: str
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
-    is_hard: bool = False
+    is_hard: bool = False  # if only a hard alarm of the cause explains anything
     only_if: Callable[[Run], bool] = lambda run: True
 
 
 def _is_plain(run: Run) -> bool:
-    """Return True if no optimizer seen at the kept looks is adaptive, such as Adam, see `Stepped.is_adaptive`."""
     return not any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
@@ -50,20 +35,11 @@ def _falls_below_0(run: Run) -> bool:
     return run.losses.lowest < min(0.0, run.losses.start)
 
 
-_SIGNAL = ("activation_scale", "vanishing_gradient", "dead_units", "collapsed")
-"""Findings of the signal, forward and backward."""
-
-_FORWARD = ("activation_scale", "dead_units", "collapsed")
-"""Findings of the forward pass alone."""
-
-_OF_LARGE_INPUTS = ("activation_scale", "cut", "no_gradient")
-"""What inputs that are too large bring about in the first layers."""
-
-_OF_FAR_TARGETS = ("not_learning", "activation_scale")
-"""What targets bring about that are far from the outputs."""
-
-_STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
-"""Findings of weights that do not move as they should."""
+_SIGNAL = ("activation_scale", "vanishing_gradient", "dead_units", "collapsed")  # forward and backward
+_FORWARD = ("activation_scale", "dead_units", "collapsed")  # of the forward pass alone
+_OF_LARGE_INPUTS = ("activation_scale", "cut", "no_gradient")  # in the first layers
+_OF_FAR_TARGETS = ("not_learning", "activation_scale")  # of targets far from the outputs
+_STANDSTILL = ("no_gradient", "not_updated", "update_too_small")  # of weights that do not move as they should
 
 _LATER = (*_SIGNAL, *_STANDSTILL, "symmetric_units", "not_learning", "precision", "train_eval_gap")
 """What weights may show after steps that were too large, and did not show before."""
@@ -126,7 +102,7 @@ ORDER = tuple(
     output_range update_too_large targets input_scale symmetric_units dead_units
     activation_scale spike nonfinite precision vanishing_gradient no_gradient not_updated
     update_too_small collapsed train_eval_gap
-    """.split()  # noqa: SIM905  # a list of 40 lines
+    """.split()  # noqa: SIM905  # a list of 31 lines
 )
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 
@@ -135,11 +111,7 @@ OF_THE_WHOLE = frozenset({"not_learning", "overfitting"})
 
 
 def explained(cases: Sequence[Case], run: Run) -> dict[Case, Case]:
-    """Map each case that follows from another one to the case that explains it; the others have no entry.
-
-    What follows from an effect that is already explained is mapped to the cause of that effect. An alarm is explained
-    by an alarm only. A note explains only notes on the same layer. A root (`Finding.is_root`) follows from nothing.
-    """
+    """Map each case that follows from another one to the case that explains it; the others have no entry."""
     found: dict[Case, Case] = {}
     if not run.looks:
         return found
@@ -164,12 +136,10 @@ def explained(cases: Sequence[Case], run: Run) -> dict[Case, Case]:
 
 
 def _distance(run: Run, effect: Case, cause: Case) -> tuple[int, bool]:
-    """Return how many layers lie between two cases, and whether it is the less likely side; 0 for a whole model.
-
-    What a layer gives depends on those before it, and its gradient on those after it.
-    """
+    """Return how many layers lie between two cases, and whether it is the less likely side; 0 for a whole model."""
     if not effect.module or not cause.module:
         return 0, False
+    # What a layer gives depends on those before it, and its gradient on those after it.
     behind = run.place(cause.module) - run.place(effect.module)
     return abs(behind), (behind > 0) is (effect.rule in _FORWARD)
 
@@ -181,7 +151,7 @@ def _root_of(case: Case, found: Mapping[Case, Case]) -> Case:
 
 
 def _follows(run: Run, cause: Cause, one: Case, other: Case) -> bool:
-    # Of a note nobody knows that it harms; what it says of a layer explains another note on that very layer at most.
+    # Of a note nobody knows that it harms; unless it is a root, it explains another note on that very layer at most.
     is_on_that_layer = other.severity == "note" and one.module and one.module == other.module
     if one.severity == "note" and not (one.finding.is_root or is_on_that_layer):
         return False
@@ -191,7 +161,6 @@ def _follows(run: Run, cause: Cause, one: Case, other: Case) -> bool:
 
 
 def _has_moved_far(run: Run, module: str) -> bool:
-    """Return True if a step has moved the weights of a layer by more than a tenth, or none were measured."""
     moved = run.course("update_ratio")[run.place(module) : run.place(module) + 1]
     return not np.isfinite(moved).any() or bool((moved > FAR_SHARE).any())
 

@@ -12,7 +12,7 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
 | note again | a note, "previously an alarm" | there is neither harm nor proof any longer |
 | over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
-| waiting | a note that names a case | that is seen and would explain it, but has not lasted yet; a window long at most |
+| waiting | a note that names a case | that case would explain it, but has not lasted yet; for a window at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
 There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window, so at the
@@ -34,26 +34,18 @@ from hookboard.health.rules.shared import to_stable_rate
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 
-Key = tuple[str, str]
-"""The name of a rule, and of a module."""
+Key = tuple[str, str]  # the name of a rule, and of a module
 
 STEPS_BETWEEN_ASKING = (3, 4, 5)
-"""After the first looks (`WINDOWS_ALWAYS_ASKED`), all rules are asked again once 3, 4, 5, 3, 4 ... steps have passed:
-where every step is measured, whatever lasts is seen as well, at a quarter of the cost (a choice). The number varies, or
-something periodic would seem to last. Rules that judge single steps are asked at each look."""
+"""After the first looks all rules are asked again once 3, 4, 5, 3 ... steps have passed: where every step is measured,
+what lasts is seen as well, at a quarter of the cost (a choice). It varies, or something periodic would seem to last."""
 
 WINDOWS_ALWAYS_ASKED = 4
-"""Number of windows at the beginning of a run in which all rules are asked at every look: most faults show up there,
-and quickly (a choice)."""
+"""Windows at the start of a run in which all rules are asked at every look: most faults show up there (a choice)."""
 
 
 class Judge:
-    """Asks the rules after each look, and makes verdicts of the findings that last.
-
-    Args:
-        window: number of looks for which a finding must last to become a verdict, and an alarm to become one. A case
-            ends when its finding has been missing for as many looks. Only looks at which its rule was asked count.
-    """
+    """Asks the rules after each look, and makes verdicts of the findings that last for `window` looks."""
 
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
         self.run = Run(layers, window)
@@ -63,8 +55,7 @@ class Judge:
         self._order = {name: place for place, name in enumerate(dict.fromkeys([*ORDER, *self._names]))}
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
-        self.verdicts: tuple[Verdict, ...] = ()
-        """The verdicts on the run so far, worst first."""
+        self.verdicts: tuple[Verdict, ...] = ()  # worst first
         self._alarmed: set[Key] = set()  # what has been an alarm
         self._well = 0  # looks at which the loss was well since it showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
@@ -87,18 +78,12 @@ class Judge:
         return self._ask([rule for rule in self._rules if rule.of != "end" and (is_due or rule.at_once)])
 
     def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
-        """Add an evaluation loop, ask the rules that judge evaluations, and return the verdicts, worst first.
-
-        Before the first measured step no rule is asked.
-        """
+        """Add an evaluation loop, ask the rules that judge evaluations, and return the verdicts, worst first."""
         self.run.see_evaluation(look)
         return self._ask([rule for rule in self._rules if rule.of == "evaluation"]) if self.run.looks else self.verdicts
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Ask the rules that judge the whole training, and return the verdicts, worst first.
-
-        What the looks have made an alarm already is not judged again.
-        """
+        """Ask the rules that judge the whole training, but for what is an alarm already, and return the verdicts."""
         self.run.losses.extend(losses)
         said = {case.rule for case in self._open.values() if case.state == "alarm"}
         for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if self.run.seen else ():
@@ -113,20 +98,14 @@ class Judge:
         return self.verdicts
 
     def add(self, rule: str, finding: Finding, step: int, is_located: bool = True, is_searched: bool = False) -> None:
-        """Add a finding made outside of the looks, such as the module that gave the first NaN.
-
-        It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, findings of
-        the rule at later looks count as this event, whatever layer they name; and so does the same event again, in a
-        later step: what is told is where it began.
-
-        Unless `is_located`, the next look that shows the finding sets the module. If its batch `is_searched` without
-        success, only the look of that very step may: later ones show what spoiled weights have done.
-        """
+        """Add a finding made outside of the looks, such as the module that gave the first NaN; its case is an event."""
+        # It replaces what looks have shown of the same rule.
         for key in [key for key, case in self._open.items() if key[0] == rule and case.origin != "event"]:
             del self._open[key]
         earlier = self._closed.pop((rule, finding.module), None)
         case = self._open.get((rule, finding.module), earlier)
         if case is not None and case.origin == "event":
+            # The same event again, in a later step: what is told is where it began.
             case.last, case.missed, case.seen = step, 0, case.seen + 1
         else:
             place: Place = "known" if is_located else "lost" if is_searched else "open"
@@ -216,13 +195,13 @@ class Judge:
         return Verdict(severity, *key, *when, evidence, advice, finding.batch_idx, follows_from, finding.rows)
 
     def _ask(self, rules: Sequence[Rule]) -> tuple[Verdict, ...]:
-        """Ask some rules about the latest look, and return the verdicts."""
         seen: set[Key] = set()
         of_step: dict[str, list[Finding]] = {}
         for finding in self.run.facts.findings:
             of_step.setdefault(finding.rule, []).append(finding.as_certain())
         for rule in rules:
             findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
+            # While an event lasts, findings of its rule count as this event, whatever layer they name.
             if findings and (exact := self._of_event(rule.name, findings[0])) is not None:
                 seen.add(exact)
                 continue
@@ -238,7 +217,6 @@ class Judge:
         return self.verdicts
 
     def _findings_of(self, rule: Rule) -> list[Finding]:
-        """Return what a rule finds now; nothing if it raises, which switches it off with a warning."""
         try:
             assert rule.judge is not None
             found = rule.judge(self.run)
@@ -259,15 +237,13 @@ class Judge:
             return []
 
     def _of_event(self, rule: str, finding: Finding) -> Key | None:
-        """Let the open case of `add` to which a finding belongs last on, and return its key; None if there is none.
-
-        If its module was not known, the case gets that of the finding, unless `is_searched` forbids that.
-        """
+        """Let the open event to which a finding belongs last on, and return its key; None if there is none."""
         step = self.run.now.step
         key = next((key for key, case in self._open.items() if key[0] == rule and case.origin == "event"), None)
         if key is None:
             return None
         case = self._open[key]
+        # If its batch was searched for the module in vain, later looks show what spoiled weights have done.
         if case.place == "open" or (case.place == "lost" and step == case.since):
             evidence, advice = finding.evidence, finding.advice
             if step != case.since:  # otherwise it shows the event itself

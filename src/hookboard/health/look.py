@@ -14,20 +14,14 @@ from hookboard.model.sites import Role, Site
 
 @dataclass(frozen=True, slots=True)
 class WorstRows:
-    """The rows of a batch (its first dimension) whose loss stands out.
-
-    Args:
-        losses: the loss of each: the mean over its elements that count.
-        usual: the median over the rows whose loss is finite; NaN if there is none.
-        rank: the rank whose batch it is; None for a single process.
-    """
+    """The rows of a batch (its first dimension) whose loss stands out: the mean over their elements that count."""
 
     function: str
     rows: tuple[int, ...]
     losses: tuple[float, ...]
-    usual: float
-    count: int
-    rank: int | None = None
+    usual: float  # the median over the rows whose loss is finite; NaN if there is none
+    count: int  # of the rows that have a loss
+    rank: int | None = None  # whose batch it is; None for a single process
 
     @property
     def clause(self) -> str:
@@ -47,84 +41,51 @@ class WorstRows:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss of one optimizer step, or of a validation.
-
-    Args:
-        batch_idx: the index of the batch, with gradient accumulation of the last one; 0 for a validation.
-        value: the sum of the losses that `backward` was called on in this step, without the scale of a GradScaler.
-            With gradient accumulation a Trainer divides each by the number of batches, so that it is their mean. It is
-            averaged over the ranks. Of a validation: the loss that is logged.
-        backwards: 1 if each batch had one backward pass; more if there are several losses for one batch.
-        worst: the rows with the largest loss, if it may be a spike and they are known.
-    """
+    """The loss of one optimizer step, or of a validation, where it is the one that is logged."""
 
     step: int
-    batch_idx: int
-    value: float
-    backwards: int = 1
-    worst: WorstRows | None = None
+    batch_idx: int  # with gradient accumulation of the last batch; 0 for a validation
+    value: float  # the sum of what `backward` was called on, without a GradScaler's scale, averaged over the ranks
+    backwards: int = 1  # more if there are several losses for one batch
+    worst: WorstRows | None = None  # if it may be a spike and they are known
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What an optimizer does with one weight at this step.
-
-    Args:
-        is_adaptive: True if the size of its steps does not depend on the size of the gradient, as in Adam.
-    """
+    """What an optimizer does with one weight at this step."""
 
     optimizer: str
     rate: float
-    is_adaptive: bool
+    is_adaptive: bool  # if the size of its steps does not depend on the size of the gradient, as in Adam
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A weight that is not the same on all ranks that hold it, and should be.
-
-    Args:
-        groups: the ranks that hold the same numbers, and the RMS of what is measured of these; the largest group first.
-        has_same_gradients: whether its gradients at this step are the same on all ranks; None if there are none.
-    """
+    """A weight that is not the same on all ranks that hold it, and should be."""
 
     weight: str
-    groups: Sequence[tuple[Sequence[int], float]]
-    has_same_gradients: bool | None = None
+    groups: Sequence[tuple[Sequence[int], float]]  # ranks with the same numbers, and the RMS there; the largest first
+    has_same_gradients: bool | None = None  # on all ranks at this step; None if there are none
 
 
 @dataclass(frozen=True)
 class Look:
-    """One measured step, or an evaluation loop.
-
-    Args:
-        batch_idx: the index of its batch; 0 for an evaluation.
-        readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
-            outputs, `input` of the layers that take the batch, and weights as the step has used them
-            (`parameter_before`); of those that an optimizer steps also `parameter_grad` and `parameter_update`. In an
-            evaluation: outputs alone. `abs_mean` is not measured: NaN.
-        losses: the losses of all steps since the look before, this step included, in order; of an evaluation its
-            loss, if it is logged.
-        stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
-            frozen now, is not there.
-        apart: the weights that should be the same on all ranks and are not.
-        is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
-            them underflowed.
-        factors: the weights that are the factors of an adapter. Their steps alone do not tell how far they move the
-            frozen weight that it adds to.
-        has_other_weights: True if an evaluation ran with other weights than the model had when it began.
-    """
+    """One measured step, or an evaluation loop."""
 
     step: int
-    batch_idx: int
+    batch_idx: int  # 0 for an evaluation
+    # Site to reading, in order of execution. In training: outputs with their channels, gradients of outputs, `input`
+    # of the layers that take the batch, and weights as the step has used them (`parameter_before`); of those that an
+    # optimizer steps also `parameter_grad` and `parameter_update`. In an evaluation: outputs alone. No `abs_mean`: NaN.
     readings: Readings
-    losses: Sequence[Loss] = ()
-    stepped: Mapping[str, Stepped] = field(default_factory=dict)
+    losses: Sequence[Loss] = ()  # of all steps since the look before, with this one; of an evaluation if it is logged
+    stepped: Mapping[str, Stepped] = field(default_factory=dict)  # by weight, unless frozen now or in no optimizer
     overflowed: bool = False
     frozen: Set[str] = frozenset()
     apart: Sequence[Apart] = ()
-    is_scaled: bool = False
-    factors: Set[str] = frozenset()
-    has_other_weights: bool = False
+    is_scaled: bool = False  # by a GradScaler; gradients are divided by it: which of them underflowed is unknown
+    factors: Set[str] = frozenset()  # weights of adapters: how far their product moves, their own steps do not tell
+    has_other_weights: bool = False  # if an evaluation ran with other weights than the model had when it began
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module's (first) tensor, or parameter, in this role; None if there is none."""
@@ -133,21 +94,18 @@ class Look:
 
 
 MEASURED_VALUES_MAX = 1 << 16
-"""Maximum number of values of a weight that are measured whole. Of a larger one only every k-th unit is, so that the
-cost does not grow with its size."""
+"""Most values of a weight that are measured whole; of a larger one every k-th unit is, to bound the cost."""
 
 
 def every_unit(shape: Sequence[int]) -> int:
     """Return k such that units 0, k, 2 * k ... of a weight hold at most `MEASURED_VALUES_MAX` values, or are one unit.
-
-    It is 1 for small weights, and for any shape of fewer than two dimensions. It is a multiple of `channel_stride` of
-    as many units: of each unit whose weights are measured, the outputs are measured too, and rules compare the two.
 
     >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
     (4, 896, 693)
     """
     if len(shape) < 2:
         return 1
+    # A multiple of the outputs' stride: of each unit whose weights are measured, rules see the outputs too.
     of_outputs, units = channel_stride(shape[0]), max(1, MEASURED_VALUES_MAX // max(1, math.prod(shape[1:])))
     return of_outputs * max(1, -(-shape[0] // (units * of_outputs)))
 

@@ -17,8 +17,7 @@ FAR_ABOVE_CHANCE_FACTOR = 10.0
 """A loss that is this many times chance level is far above it (a choice)."""
 
 FAR_ABOVE_CHANCE_SHARE_LEFT = 0.25
-"""A loss far above chance is harm if this share of the first losses is left, or if it is above
-`ENORMOUS_CHANCE_FACTOR`."""
+"""A loss far above chance is harm if this share of the first losses is left, or above `ENORMOUS_CHANCE_FACTOR`."""
 
 STEPS_BEFORE_WORSE_THAN_CHANCE = 128
 """Number of steps after which a loss far above chance is harm, however far it has come down (a choice): until then the
@@ -28,36 +27,25 @@ ENORMOUS_CHANCE_FACTOR = 1e6
 """A loss this many times chance level is harm, however far it has come down (a choice)."""
 
 FIRST_LOSS_TOLERANCE_FACTOR = 1.02
-"""A first loss that exceeds this many times chance level, plus the range of the model's outputs, is not a mean cross
-entropy (a choice)."""
+"""A first loss above this many times chance level, plus the outputs' range, is no mean cross entropy (a choice)."""
 
-
-FIRST_LOSSES = 32
-"""Number of first losses that are kept."""
+FIRST_LOSSES = 32  # number of first losses that are kept
 
 START_LOSSES = 4
 """Number of first losses whose median is the start (a choice)."""
 
-RECENT_LOSSES = 1024
-"""Number of latest losses that are kept."""
-
-SPREAD_LOOKS = 8
-"""Number of looks for which the spread of the last layer's outputs is kept."""
+RECENT_LOSSES = 1024  # number of latest losses that are kept
+SPREAD_LOOKS = 8  # number of looks for which the spread of the last layer's outputs is kept
 
 BLOCK_STEPS = 8
 """The loss is smoothed by medians over this many steps: one or two wild batches do not change them."""
 
-NOISE_BLOCKS = 256
-"""Maximum number of blocks whose noise is kept. When it is exceeded, every second one is dropped."""
-
-SPIKES_KEPT = 16
-"""Number of latest spikes that are kept."""
-
+NOISE_BLOCKS = 256  # number of blocks whose noise is kept; beyond that, every second one is dropped
+SPIKES_KEPT = 16  # number of latest spikes that are kept
 
 SIGN_CHANGES_OF_NO_ERROR = 4
-"""Number of times that the sign changes among the first losses from which a loss measures no error: a likelihood that
-falls through 0 does so once, and noise may add two (a choice)."""
-
+"""Number of sign changes among the first losses from which a loss measures no error: a likelihood that falls through 0
+has one, and noise may add two (a choice)."""
 
 NO_ERROR_AT_FIRST, NO_ERROR_SHARE = 1e-6, 1e-2
 """A first loss smaller than this, and than this share of the largest among the first, measures no error: what is left
@@ -69,7 +57,6 @@ AT_ZERO_SHARE = 1e-3
 
 
 def _measures_no_error(first: Sequence[Loss]) -> bool:
-    """Return True if the first losses begin at 0, or change their sign again and again."""
     are_below = [loss.value < 0 for loss in first]
     changes = sum(map(operator.ne, are_below, are_below[1:]))
     limit = min(NO_ERROR_AT_FIRST, NO_ERROR_SHARE * max(abs(loss.value) for loss in first))
@@ -97,7 +84,6 @@ steps largest lowest best chance reach first_spread is_mixed _noise _every _pair
 
 _numbers_of = operator.attrgetter("step", "batch_idx", "value", "backwards")
 
-
 STEPS_BEFORE_JUDGING = 32
 """Number of steps before which a finite loss tells nothing, neither harm nor learning."""
 
@@ -116,15 +102,13 @@ RISE_NOISE_DEVIATIONS = 2.5
 `HARM_STEPS` steps, smoothed, lies 0.7 above the lowest of all, and 2 in one case of a thousand."""
 
 DIVERGED_FACTOR = 1.5
-"""A loss above its start by this factor has diverged (or by `CLEAR_NOISE_DEVIATIONS` standard deviations of its noise,
-if that is more)."""
+"""A loss this factor above its start has diverged, or `CLEAR_NOISE_DEVIATIONS` above it, if that is more."""
 
 BOUNDLESS_FACTOR = 100.0
 """A loss that has fallen below 0 by more than this many times the size of its start may have no lower bound."""
 
 BOUNDLESS_PACE_SHARE = 0.5
-"""A loss has no lower bound if in the second half of the last steps it falls by at least this share of what it falls in
-the first half (a choice): a bounded loss comes to rest."""
+"""A loss has no bound if its last steps' second half falls by this share of the first half (a choice): others rest."""
 
 CLEAR_NOISE_DEVIATIONS = 4.0
 """Number of standard deviations of its noise by which the loss must change for the change to be clear."""
@@ -136,27 +120,22 @@ STUCK_SHARE = 0.05
 """A fall by less than this share of the start (or of chance) does not count: every model learns its last bias."""
 
 RECOVERED_SHARE = 2 * STUCK_SHARE
-"""Share of the start, and of chance, by which a loss that has shown harm must lie below them to be well again: twice
-`STUCK_SHARE`, so that a loss which stays near that border does not go to and fro."""
+"""Share by which a recovered loss lies below start and chance: twice, not to go to and fro at `STUCK_SHARE`."""
 
 ALIKE_ANSWERS_SPREAD = 0.3
-"""A classifier gives nearly the same answer to all samples if its outputs differ between samples by less than this:
-then they carry less than 0.05 of entropy (half of the square)."""
+"""Outputs that differ less between samples are nearly alike: they carry less than 0.05 of entropy (half the square)."""
 
 ALIKE_ANSWERS_CHANCE_SHARE = 0.5
-"""A model that gives nearly the same answer to all samples, with a loss below this share of chance, has learnt that
-most samples belong to one class."""
+"""A model that answers nearly alike, below this share of chance, has learnt that most samples are of one class."""
 
 LEVEL_NOISE_DEVIATIONS = 2.0
-"""Number of standard deviations of its noise by which a level must differ from chance. With two samples per batch that
-takes hundreds of steps."""
+"""Deviations of its noise by which a level must differ from chance; with two samples per batch, hundreds of steps."""
 
 UNCLEAR_NOISE_SHARE = 0.5
 """Where the noise is more than this share of the start, nobody can tell whether the loss stays there."""
 
 PRETRAINED_CHANCE_SHARE = 0.8
 """A classifier that starts below this share of chance was trained before."""
-
 
 SPIKE_DEVIATIONS = 10.0
 """A spike lies this many robust standard deviations above the median of the losses before it."""
@@ -168,19 +147,16 @@ SPIKE_HISTORY_STEPS = 64
 """Number of earlier losses that a spike is compared with. A quarter of them must exist."""
 
 SPIKE_DEVIATION_FLOOR = 0.05
-"""Floor of the standard deviation that a spike is measured in, as a share of the median of the losses before it (a
-choice): so a spike is at least half as high again."""
+"""Floor of a spike's deviation, as a share of the median before it (a choice): it is at least half as high again."""
 
 STEPS_AFTER_SPIKE = 4
 """Number of steps after a spike that tell whether it stands alone (a choice)."""
 
 SPIKE_ALONE_SHARE = 0.25
-"""A spike stands alone if the median of the steps after it lies less than this share of its height above the usual
-loss. After a poisoned batch of the benchmark's tuning half the share is 0.001, or a thousand; if data or targets
-change, 0.4 to 1."""
+"""A spike stands alone if the median of the steps after it exceeds the usual loss by less than this share of its
+height. After a poisoned batch (tuning half) the share is 0.001, or a thousand; if data or targets change, 0.4 to 1."""
 
-TINY_DEVIATION = 1e-12
-"""Avoids division by zero."""
+TINY_DEVIATION = 1e-12  # avoids division by zero
 
 
 @dataclass(frozen=True)
@@ -216,45 +192,28 @@ def is_new_level(spike: Spike, after: np.ndarray) -> bool:
 
 
 class LossCurve:
-    """The losses of a run in bounded memory (the first, the latest, what is needed of those between); what they show.
-
-    Apart from a loss that is not finite, nothing is concluded from the first `STEPS_BEFORE_JUDGING` steps, nor from a
-    run with several losses for one batch, such as a GAN: they go up and down against each other. What is concluded is
-    worked out once after each `extend`, when somebody asks.
-    """
+    """The losses of a run in bounded memory (the first, the latest, what is needed of the others); what they show."""
 
     def __init__(self) -> None:
         self.first: list[Loss] = []
-        self.recent: list[Loss] = []
-        """The latest losses, at most `RECENT_LOSSES`."""
+        self.recent: list[Loss] = []  # the latest, at most `RECENT_LOSSES`
         self.steps = 0
-        self.largest = -math.inf
-        """The largest finite loss."""
-        self.lowest = math.inf
-        """The smallest finite loss."""
-        self.best = math.inf
-        """The lowest median of `BLOCK_STEPS` losses; inf before there is one."""
-        self.chance: float | None = None
-        """The loss of a classifier that knows nothing: the logarithm of its number of outputs. None if unknown, and
-        of a loss that has been below 0: that is no mean cross entropy."""
-        self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
-        """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
-        self.first_spread = math.nan
-        """The value of `spreads` at the first look; NaN if there was none then."""
-        self.reach: float | None = None
-        """The largest output of the model at the first look less its smallest. None if unknown."""
+        self.largest = -math.inf  # of the finite losses
+        self.lowest = math.inf  # of the finite losses
+        self.best = math.inf  # the lowest median of `BLOCK_STEPS` losses; inf before there is one
+        self.chance: float | None = None  # of a classifier that knows nothing: log(outputs); None if unknown
+        self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)  # deviation of the last outputs over samples
+        self.first_spread = math.nan  # at the first look; NaN if there was none then
+        self.reach: float | None = None  # the model's largest output at the first look less its smallest
         self.first_nonfinite: Loss | None = None
-        """The first loss that was NaN or infinite; None if all were finite."""
+        # True for several losses, of one batch or of optimizers in turn: they move against each other, as a GAN's. Also
+        # where the model computes its targets, or the loss measures no error, as a policy's (`_measures_no_error`).
         self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one
-        measures no error, as that of a policy gradient: it begins at 0, or often changes its sign from the start."""
-        self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
-        """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
+        self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)  # of all that one `extend` adds only the first
         self._paired = False
         self._noise: list[float] = []  # the standard deviation from step to step, of each block
         self._every = 1
-        self.is_resumed = False
-        """True if the training goes on from a checkpoint: the first look is then not that of the first losses."""
+        self.is_resumed = False  # from a checkpoint: the first look is then not that of the first losses
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint has of the losses, as plain numbers."""
@@ -296,7 +255,7 @@ class LossCurve:
         if math.isfinite(loss.value):
             self.largest = max(self.largest, loss.value)
             self.lowest = min(self.lowest, loss.value)
-            if loss.value < 0:
+            if loss.value < 0:  # then it is no mean cross entropy
                 self.chance = None
         elif self.first_nonfinite is None:
             self.first_nonfinite = loss
@@ -387,7 +346,7 @@ class LossCurve:
 
     @cached_property
     def is_well(self) -> bool:
-        """True if the loss falls, shows no harm, and is below the very first one, that of the model as it was given."""
+        """True if the loss has learnt, shows no harm, and is below the very first, that of the model as it was."""
         return self.is_learning and not self.is_harmed and self.level() < self.very_first
 
     def is_within_reach(self, goal: float) -> bool:
@@ -426,10 +385,7 @@ class LossCurve:
 
     @cached_property
     def is_boundless(self) -> bool:
-        """True if the loss fell far below 0 and has hardly slowed down: it seems to have no lower bound.
-
-        A likelihood may lie far below 0 too, but comes to rest there.
-        """
+        """True if the loss fell far below 0, as a likelihood may, but hardly slows down: it seems to have no bound."""
         if not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):  # NaN without losses
             return False
         last = self.last(RECENT_LOSSES)
@@ -443,12 +399,8 @@ class LossCurve:
 
     @cached_property
     def is_stuck(self) -> bool:
-        """True if the loss is still where it started, or at chance, and does not fall.
-
-        Chance is the loss of guessing among equally frequent classes, or what a classifier reaches that answers all
-        samples alike. A model whose loss starts far below chance, or not at step 0, was trained before: no harm if its
-        loss stays there.
-        """
+        """True if the loss is still where it started, or at chance, and does not fall."""
+        # What starts far below chance, or not at step 0, was trained before: no harm if its loss stays there.
         was_resumed = bool(self.first) and self.first[0].step > 0
         if was_resumed or not self.is_known or self.steps < STEPS_BEFORE_STUCK or not self.is_finite or self.is_falling:
             return False
@@ -475,13 +427,10 @@ class LossCurve:
 
     @cached_property
     def is_of_classifier(self) -> bool:
-        """True if the loss seems to be the mean cross entropy of a classifier, so that `chance` tells something.
-
-        It is not if the first one is NaN, or larger than at chance, with a tolerance, plus the `reach` of the outputs.
-        """
+        """True if the loss seems to be a classifier's mean cross entropy: the first one is not far above chance."""
         if self.chance is None or self.reach is None:
             return self.chance is not None
-        return self.very_first <= FIRST_LOSS_TOLERANCE_FACTOR * self.chance + self.reach
+        return self.very_first <= FIRST_LOSS_TOLERANCE_FACTOR * self.chance + self.reach  # False for NaN
 
     def after(self, step: int) -> np.ndarray:
         """Return the values of the kept losses of all steps after this one, shape (n,), float64."""
@@ -502,11 +451,7 @@ class LossCurve:
 
     @cached_property
     def has_recovered(self) -> bool:
-        """True if the loss shows no harm and lies clearly below its start; a classifier's must lie below chance too.
-
-        A loss that has stayed at its start or at chance, and crosses the border of harm by chance, has not recovered.
-        Without `is_known` it is True if there is no harm.
-        """
+        """True if the loss shows no harm and lies clearly below its start; a classifier's must lie below chance too."""
         if self.is_harmed:
             return False
         if not self.is_known:
@@ -518,7 +463,7 @@ class LossCurve:
 
     @cached_property
     def is_harmed(self) -> bool:
-        """True if the loss shows harm: not finite, stuck, far above chance, or it has risen, forgotten or diverged."""
+        """True if the loss shows harm: not finite, stuck, far above chance, or it has risen or diverged."""
         return bool(self.harm)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What is shown of a run. `Page`: a table, four heat maps, 17 scalars, records for the tab. `cell`: in a notebook."""
+"""What is shown of a run: `Page` makes a table, four heat maps, 17 scalars, and the record for the tab."""
 
 import re
 import textwrap
@@ -18,26 +18,20 @@ from hookboard.images.heat_map import Mark, heat_map
 from hookboard.images.picture import ColourScale, Picture
 from hookboard.writers.entry import Entry, Table, escaped, markdown
 
-VERDICT = "health/verdict"
-"""The tag of the table."""
+VERDICT = "health/verdict"  # the tag of the table
 
 PICTURE_GROWTH_FACTOR = 1.5
-"""Pictures are drawn again when the number of looks has grown by this factor: each shows the whole run, so few are
-enough, and their total cost per look stays the same in a long run."""
+"""Pictures, each of the whole run, are drawn again at this many times the looks: their cost per look stays the same."""
 
 RECORD_GROWTH_FACTOR = 1.2
-"""Records are written again when the number of looks has grown by this factor: somebody may follow the run in the tab,
-and they cost less than pictures."""
+"""Records are written at this many times the looks: they cost less, and somebody may follow the run in the tab."""
 
 PROMPT_RECORDS_MAX = 32
-"""Maximum number of records written at once because of a new verdict; later ones wait for the next record that is due.
-"""
+"""Most records written at once for a new verdict, as each holds the whole run; later ones wait until one is due."""
 
-VerdictKey = tuple[str, str, str, bool]
-"""What `key_of` returns."""
+VerdictKey = tuple[str, str, str, bool]  # what `key_of` returns
 
 _UNITS = {"activation_rms": "RMS", "gradient_rms": "RMS", "update_ratio": "ratio", "dead_fraction": "share"}
-
 
 CHARTED = {
     "activation_rms": "RMS of activations",
@@ -51,13 +45,7 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
-    """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
-
-    Scalars are written at every look. Table, pictures and the record for the tab are written when the number of looks
-    has grown by a factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts,
-    pictures and record are written at most once per window of looks; and since these may change at every look of a
-    large model, and each record holds the whole run, at most 32 records.
-    """
+    """Makes the `Entry` to write after each look, with 22 tags and one of records whatever the number of layers."""
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
         self.every_n_steps = every_n_steps
@@ -70,10 +58,7 @@ class Page:
         self._is_recording = True
 
     def entry(self, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> Entry:
-        """Return the entry to write after a look, or when the fit is over: what is due. Call it once for each.
-
-        At a look scalars are due too. At the end the record is, and table and pictures unless they are up to date.
-        """
+        """Return what is due after a look, or when the fit is over. Call it once for each."""
         entry = Entry(run.now.step, scalars={} if is_over else scalars(run, verdicts))
         seen, keys = run.seen, list(map(key_of, verdicts))
         is_new = keys != self._told
@@ -121,10 +106,7 @@ class Page:
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the loss, and for each charted quantity its 10th percentile, median, 90th percentile and worst value.
-
-    They are taken over the layers, at the latest look; see `worst`. A quantity that no layer has is left out.
-    """
+    """Return the loss, and for each charted quantity percentiles over the layers, and the worst, at the latest look."""
     found = dict[str, float]((LOSS, loss.value) for loss in run.now.losses if loss.step == run.now.step)
     for quantity in CHARTED:
         layer = worst(quantity, run, verdicts)
@@ -137,17 +119,14 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
-    """Return name and value of the worst layer in a quantity, at the latest look; None if no layer has a finite value.
-
-    For `dead_fraction` it is the layer with the greatest share. For the others it is the layer of the first lasting
-    verdict, of any rule, that has a value; without one, the layer farthest from the median, in logarithms.
-    """
+    """Return name and value of the worst layer in a quantity at the latest look; None if none has a finite value."""
     values = run.recent(quantity)[:, -1]
     places = np.flatnonzero(np.isfinite(values))
     if not len(places):
         return None
     sizes = values[places]
     if quantity != "dead_fraction":
+        # The layer of the first lasting verdict, of any rule; without one, the farthest from the median.
         for verdict in verdicts:
             if verdict.until is None and (place := run.place(verdict.module)) in places:
                 return verdict.module, float(values[place])
@@ -182,12 +161,10 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
 
 
 def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
-    """Return the layers to mark in pictures: name to the severity of the layer's first verdict that counts.
-
-    Alarms count, and notes that still last; a verdict on a container counts for the layers inside it.
-    """
+    """Return the layers to mark in pictures, with the severity of their first verdict that counts."""
     marks: dict[str, Mark] = {}
     for verdict in verdicts:
+        # Notes that are over do not count; a verdict on a container counts for the layers inside it.
         if verdict.module and (verdict.severity == "alarm" or verdict.until is None):
             inside = [name for name in run.arrays.names if name.startswith(f"{verdict.module}.")]
             for name in [verdict.module] if verdict.module in run.arrays.places else inside:
@@ -196,10 +173,7 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
 
 def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
-    """Return the marks for the heat map of dead units.
-
-    A mark on a layer without dead units moves to the first of the next two layers that has some: its activation.
-    """
+    """Move the marks of layers without dead units to the first of the next two layers that has some: its activation."""
     shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
     moved: dict[str, Mark] = {}
     for name, mark in marks.items():
@@ -211,19 +185,15 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
     return moved
 
 
-TABLE_ROWS_MAX = 50
-"""Maximum number of verdicts in the table."""
+TABLE_ROWS_MAX = 50  # maximum number of verdicts in the table
 
 SYMBOLS: dict[Severity, str] = {"alarm": "▲", "note": "△"}
-"""Symbols that every browser can show; coloured ones are missing on many servers, and TensorBoard shows no other
-colours."""
+"""Symbols that every browser shows: many servers lack coloured ones, and TensorBoard shows colours in no other way."""
 
 CELL_WIDTH = 56
-"""Maximum number of characters in a line of a cell. Without these line breaks TensorBoard makes the column of the
-longest text so wide that it breaks the words of all others."""
+"""Most characters in a line of a cell: TensorBoard widens the column of the longest text, and breaks other words."""
 
-NAME_WIDTH = 28
-"""Maximum number of characters in a line of a layer's name."""
+NAME_WIDTH = 28  # maximum number of characters in a line of a layer's name
 
 TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "advice", "look at")
 
@@ -282,7 +252,6 @@ def _broken(text: str) -> str:
 
 
 def _name_in_lines(name: str) -> list[str]:
-    """Split a dotted name after dots into lines of at most 28 characters; a longer part stays in one line."""
     lines = [""]
     for word in re.findall(r"[^.]*\.?", name):
         if lines[-1] and len(lines[-1]) + len(word) > NAME_WIDTH:
@@ -307,7 +276,6 @@ def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
 
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return a sentence, after a space, that names the worst layer of each chart, see `worst`; "" if there is none."""
     named: dict[str, list[str]] = {}
     for quantity, words in CHARTED.items():
         layer = worst(quantity, run, verdicts)
@@ -319,13 +287,9 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def values_of(run: Run, quantity: str) -> np.ndarray:
-    """Return a quantity over the run as heat maps show it, shape (layers, len(`run.course_steps`)), float64.
-
-    NaN where nothing was measured, or where a ratio is infinite because the weights were 0; infinity where the tensor
-    had NaN or +Inf, or nothing finite, see `SPOILED`.
-    """
+    """Return a quantity as heat maps show it, shape (layers, columns of the course); infinity where it is `SPOILED`."""
     values = run.course(quantity)
-    shown = np.where(np.isinf(values), np.nan, values)
+    shown = np.where(np.isinf(values), np.nan, values)  # a ratio to weights that were 0
     return np.where(run.course(SPOILED[quantity]) == 1, np.inf, shown) if quantity in SPOILED else shown
 
 

@@ -14,11 +14,8 @@ from hookboard.health.run import Run
 from hookboard.measure.row import MAX_CHANNEL_ROWS
 from hookboard.model.patterns import folded
 
-CLOSING_VERDICTS_MAX = 5
-"""Maximum number of verdicts printed to the terminal at the end of a fit."""
-
-TERMINAL_WIDTH = 100
-"""Width of the terminal output, in characters."""
+CLOSING_VERDICTS_MAX = 5  # maximum number of verdicts printed to the terminal at the end of a fit
+TERMINAL_WIDTH = 100  # of the terminal output, in characters
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -55,10 +52,7 @@ def caveat(verdicts: Sequence[Verdict]) -> str:
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
-    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (places may be longer).
-
-    Of `places`, each is a line on where the page of one logger is; None without a logger.
-    """
+    """Return the lines printed at the end of a fit; `places` are those of the loggers' pages, None without a logger."""
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     lines += _wrapped(caveat(verdicts), "  ", 4)
     shown = folded_verdicts(verdicts, run.arrays.names)
@@ -123,10 +117,7 @@ def left_out(run: Run) -> str:
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:
-    """Replace names of layers by patterns, one for each name: `module.**` stands for all layers inside a module.
-
-    A module's pattern is used for two or more of the names, and only if no layer of `among` that is not in `names` is
-    inside that module.
+    """Replace names of layers by `module.**` if two or more, but none of the others in `among`, are inside that module.
 
     >>> _parents(["teacher.0.fc", "teacher.0.norm", "net.1.fc"], ["net.1.norm", "teacher.0.norm"])
     ['teacher.**', 'teacher.**', 'net.1.fc']
@@ -163,12 +154,7 @@ FOLDED_LAYERS_MIN = 3
 
 @dataclass(frozen=True)
 class Card:
-    """Verdicts that are shown as one, as indices into the list of all verdicts.
-
-    Args:
-        alike: verdicts that are alike, see `_alike`, worst first; the first stands for all of them.
-        effects: the verdicts that follow from any of these: one tuple for each rule.
-    """
+    """Verdicts shown as one, as indices into all: those that are alike, worst first, and their effects by rule."""
 
     alike: tuple[int, ...]
     effects: tuple[tuple[int, ...], ...] = ()
@@ -176,9 +162,6 @@ class Card:
 
 def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     """Return the cards of some verdicts, in the order of their first ones; each verdict is on one card.
-
-    Verdicts that are alike (`_alike`) share a card if they are of FOLDED_LAYERS_MIN layers or more. A verdict that
-    follows from another one is on the card of that one, which follows from nothing.
 
     >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
     >>> effect = Verdict("note", "late", "head", 0, None, "It is late.", "Wait.", follows_from=("odd", "net.2"))
@@ -220,7 +203,7 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
 
 
 def _alike(verdict: Verdict, place: int) -> object:
-    """Return a key that is equal for verdicts that differ only in their layer and in the numbers of their advice."""
+    """Return what verdicts on one card share: all but layer, steps, evidence, and the numbers in their advice."""
     if not verdict.module:
         return place
     advice = re.sub(rf"(?<!\w){re.escape(verdict.module)}(?!\w)|[\d.]+", "", verdict.advice)
@@ -245,7 +228,6 @@ def _in_layers(group: Sequence[Verdict], among: Sequence[str]) -> str:
 
 
 def _layers(group: Sequence[Verdict], among: Sequence[str]) -> list[str]:
-    """Return the names of the layers of some verdicts, each once: those in `among` first, in its order."""
     names = dict.fromkeys(one.module for one in group if one.module)
     known = [name for name in among if name in names]
     return list(dict.fromkeys([*known, *names]))

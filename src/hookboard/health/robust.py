@@ -64,10 +64,7 @@ def percentiles(ordered: Sequence[float], percents: Iterable[float]) -> list[flo
 
 
 def robust_z(value: float, others: np.ndarray, floor: float) -> float:
-    """Return how many robust standard deviations a value lies above the median of others; 0 if none of them is finite.
-
-    No deviation below `floor` is assumed.
-    """
+    """Return how many robust deviations (`floor` at least) a value lies above the median of others; 0 without any."""
     finite = others[np.isfinite(others)]
     if not len(finite):
         return 0.0

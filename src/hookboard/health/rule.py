@@ -94,12 +94,8 @@ class Verdicts(tuple[Verdict, ...]):
 
 
 def sentence(text: str, module: str = "") -> str:
-    """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
+    """Format a text as a sentence with a capital (unless it begins with the layer) and a full stop, and 1.3e+02 as 130.
 
-    Numbers below a million are written without an exponent.
-
-    >>> sentence("its output grows (it follows from spike)")
-    'Its output grows (it follows from spike).'
     >>> sentence("head gave 0", "head"), sentence("it gave 1.3e+02, not 1e+09!")
     ('head gave 0.', 'It gave 130, not 1e+09!')
     """
@@ -228,13 +224,7 @@ class Rule:
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
-    """Resolve what was passed as `rules=`: names of built-in rules or patterns over them, dotted paths, `Rule` objects.
-
-    What begins with `!` is excluded; if nothing else is given, from all built-in rules.
-
-    Raises:
-        ValueError: none is given or left, a name or pattern matches no rule, a path does not lead to a `Rule`, or two
-            have the same name.
+    """Resolve `rules=`: names of built-in rules, patterns over them (with `!`: excluded), dotted paths, `Rule` objects.
 
     >>> [rule.name for rule in rules_of("!a", {name: Rule(name, len) for name in ("a", "b")})]
     ['b']
@@ -260,7 +250,6 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
 
 
 def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return the names that any of the patterns matches; each must match one."""
     found: set[str] = set()
     for pattern in patterns:
         try:
@@ -279,11 +268,7 @@ def rules_in(file: ModuleType) -> tuple[Rule, ...]:
 
 
 def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
-    """Check what was passed as `stop_on=`.
-
-    Raises:
-        ValueError: a name is not that of a rule that is asked.
-    """
+    """Raise ValueError if `stop_on=` has a name that is not that of a rule which is asked."""
     for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "to never stop"):
         if name in built_in and name not in asked:
             raise ValueError(f"stop_on={given!r}: {name!r} is not in rules= ({listed(asked)}); add it there.")
@@ -315,34 +300,23 @@ Place = Literal["known", "open", "lost"]
 
 @dataclass(eq=False)
 class Case:
-    """The findings of one rule at one module.
-
-    Args:
-        since: the step of the first finding.
-        last: the last step at which it was present: a rule may report what is over.
-        seen: number of consecutive looks that showed it, of those at which its rule was asked.
-        missed: number of consecutive looks since then that did not show it.
-        streak: number of latest findings in a row that had the severity `of_streak`.
-        is_hard: True if one of its alarms did not depend on the loss: a hard one (`Finding.is_hard`), one found outside
-            of the looks, or one while the loss showed no harm or was not finite.
-        severity: what it is now, as the loss is, see `weigh`.
-    """
+    """The findings of one rule at one module; its states are in the table of `judge.py`."""
 
     rule: str
     module: str
-    since: int
+    since: int  # the step of the first finding
     finding: Finding
     origin: Origin = "looks"
     place: Place = "known"
     state: State = "seen"
-    last: int = 0
-    seen: int = 0
-    missed: int = 0
+    last: int = 0  # the last step at which it was present: a rule may report what is over
+    seen: int = 0  # consecutive looks that showed it, of those at which its rule was asked
+    missed: int = 0  # consecutive looks since then that did not show it
     of_streak: Severity = "note"
-    streak: int = 0
-    is_hard: bool = False
+    streak: int = 0  # latest findings in a row that had the severity `of_streak`
+    is_hard: bool = False  # an alarm of it was hard, an event, or came while the loss showed no harm or was not finite
     size: float = 0.0
-    severity: Severity = "note"
+    severity: Severity = "note"  # what it is now, see `weigh`
 
     def add(self, finding: Finding, step: int, window: int, is_kept: bool = False) -> None:
         """Add the finding of the latest look; if `is_kept`, an alarm stays one although the finding is a note."""
@@ -367,11 +341,7 @@ class Case:
         return self.state != "seen"
 
     def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
-        """Set `severity`: that of the finding until it is said; then an alarm that is not hard needs harm.
-
-        What is over needs harm too; and so does, while the loss falls (`is_well`), all but a proven fault that is still
-        there.
-        """
+        """Set `severity`: that of the finding until it is said; then an alarm needs harm or proof, see `judge.py`."""
         is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
         is_open = self.is_hard and not is_well and (self.origin != "looks" or self.missed < window)
         is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)

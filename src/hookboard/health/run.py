@@ -21,15 +21,11 @@ from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer, order_with_late
 from hookboard.model.sites import Role
 
-RECENT_LOOKS = 64
-"""Number of latest looks that `Run.recent` has."""
-
-COURSE_COLUMNS = 256
-"""Maximum number of columns of `Run.course`, whatever the length of the run."""
+RECENT_LOOKS = 64  # number of latest looks that `Run.recent` has
+COURSE_COLUMNS = 256  # maximum number of columns of `Run.course`, whatever the length of the run
 
 BLOWN_UP_LOSS_FACTOR = 10.0
-"""A loss this many times its start has blown up before it became NaN (a choice: the logarithm of 0 gives Inf at once).
-"""
+"""A loss this many times its start has blown up before it was NaN (a choice: the logarithm of 0 gives Inf at once)."""
 
 BLOWN_UP_OUTPUT_FACTOR = 1e4
 """Outputs this many times as large as at the first look have blown up (a choice)."""
@@ -42,31 +38,21 @@ _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
 
 class Router(NamedTuple):
-    """What picks experts for each token.
-
-    Args:
-        layer: the layer whose output has the picks, or the scores in whose order it picks; "" if none has.
-        parts: the modules that are experts, in their order; () if they are one parameter.
-        picks: how many of them each token gets.
-    """
+    """What picks experts for each token."""
 
     module: str
-    layer: str
+    layer: str  # whose output has the picks, or the scores in whose order it picks; "" if none has
     has_picks: bool
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the modules that are experts, in their order; () if they are one parameter
     experts: int
-    picks: int
+    picks: int  # how many of them each token gets
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Which layer's output flows into which other layer, in one step that was read; empty if none was read.
+    """Which layer's output flows into which other layer, in one step that was read; empty if none was read."""
 
-    Args:
-        above: layer to the layers whose output flows into it, also through others: bit `i` of the number stands for
-            the `i`-th layer of this mapping.
-    """
-
+    # Layer -> those that flow into it, also through others: bit `i` of the number is the `i`-th layer of this mapping.
     above: Mapping[str, int] = field(default_factory=dict)
 
     @functools.cached_property
@@ -86,40 +72,26 @@ class Flow:
 
 
 class StepFacts(NamedTuple):
-    """What is known of a training besides what was measured, most of it from the code of its first step.
-
-    Args:
-        constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
-            known.
-        is_sum: whether the loss takes no log-probability of a class, or terms of several lines or layers depend on the
-            batch, in one loss or in several. What chance gives is then unknown: an actor and its critic, or two
-            players, hold each other where they are.
-        classes: of how many classes the loss takes the log-probability of one; 0 if that is not known.
-        why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
-        unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
-        held: names of the weights that an optimizer holds.
-        is_clipped: whether the Trainer clips the norm of the gradients.
-        idle: names of trainable weights that the losses of the first step do not depend on.
-        has_moving_target: whether the model computes the targets too, as a target network does.
-        unread: the paths of the tensors of the batch that no loss of the first step depends on.
-        taken: the path of a tensor of the batch that weights do not take as it is -> the RMS with which they take it.
-    """
+    """What is known of a training besides what was measured, most of it from the code of its first step."""
 
     flow: Flow = Flow()
     loss: float = math.nan
-    constant_loss: float = math.nan
+    constant_loss: float = math.nan  # the least loss on that batch with the same output for all samples; NaN if unknown
+    # The loss takes no log-probability of a class, or several terms (lines, layers, losses) depend on the batch. What
+    # chance gives is then unknown: an actor and its critic, or two players, hold each other where they are.
     is_sum: bool = False
-    classes: int = 0
+    classes: int = 0  # of how many classes the loss takes the log-probability of one; 0 if unknown
     findings: Sequence[Finding] = ()
     routers: Sequence[Router] = ()
+    # Layer name -> why it most likely gave no output at the first look; only meaningful if it gave none.
     why_silent: Mapping[str, str] = MappingProxyType({})
-    unhooked: Set[str] = frozenset()
-    held: Set[str] = frozenset()
-    is_clipped: bool = False
-    idle: Set[str] = frozenset()
-    has_moving_target: bool = False
-    unread: Set[str] = frozenset()
-    taken: Mapping[str, float] = MappingProxyType({})
+    unhooked: Set[str] = frozenset()  # layers whose weights alone are measured: their parent uses these itself
+    held: Set[str] = frozenset()  # the weights that an optimizer holds
+    is_clipped: bool = False  # if the Trainer clips the norm of the gradients
+    idle: Set[str] = frozenset()  # trainable weights that the losses of the first step do not depend on
+    has_moving_target: bool = False  # if the model computes the targets too, as a target network does
+    unread: Set[str] = frozenset()  # paths of the batch's tensors that no loss of the first step depends on
+    taken: Mapping[str, float] = MappingProxyType({})  # tensor that weights do not take as it is -> its RMS there
 
 
 class Run:
@@ -250,7 +222,6 @@ class Run:
             self.latest = LookArrays(self.now, self.arrays)
 
     def _keep_numbers(self, step: int, numbers: np.ndarray) -> None:
-        """Add a look to those of `recent`, and once in `_every` looks to those of `course`."""
         if len(self._steps) == len(self._numbers):
             self._make_room()
         self._numbers[len(self._steps)] = numbers
@@ -262,7 +233,6 @@ class Run:
             del self._course[1::2]
 
     def _make_room(self) -> None:
-        """Make room for further looks, and forget those that are neither recent nor in the course."""
         kept = sorted({*self._course, *range(len(self._steps))[-RECENT_LOOKS:]})
         self._course = np.searchsorted(kept, self._course).tolist()
         self._steps = [self._steps[place] for place in kept]
@@ -318,7 +288,6 @@ class Run:
         return self.facts.why_silent.get(self._shown_by(layer), "")
 
     def _shown_by(self, layer: Layer) -> str:
-        """Return the name of the module whose output shows that a layer ran: its own, or its parent's."""
         return layer.name.rpartition(".")[0] if layer.name in self.facts.unhooked else layer.name
 
     def peers(self, layer: Layer) -> list[Layer]:
@@ -374,7 +343,7 @@ class Run:
             return
         known = [name for name in look.stepped if name in self.peak_rate]
         rates = [(self.peak_rate[name], look.stepped[name].rate) for name in known]
-        if self.seen > self.window and rates:
+        if self.seen > self.window and rates:  # the first looks may be a warm-up
             usual, now = (median(part) for part in zip(*rates, strict=True))
             if now > RATE_JUMP_FACTOR * usual > 0:
                 self.rate_jumps.append(RateJump(before.step + 1, look.step, usual, now))
@@ -400,7 +369,6 @@ class Run:
             losses.first_spread = losses.spreads[-1] if is_start else losses.first_spread
 
     def _put_in_order(self, look: Look) -> None:
-        """Order the layers as they ran first; those that never ran come last."""
         if look.readings.places is self._ordered_by:
             return
         known = {layer.name: layer for layer in self.layers}
@@ -423,26 +391,18 @@ USUAL_WEIGHT_NORM_MIN = 0.1
 own initialization gives 0.58)."""
 
 RATE_JUMP_FACTOR = 3.0
-"""A learning rate that exceeds all earlier ones by this factor has jumped (a choice: a warm-up does so in its first
-looks, which do not count; a restart only returns to its old value)."""
+"""A learning rate this many times all earlier ones has jumped (a choice: a restart only returns to its old value)."""
 
 
 @dataclass
 class RateJump:
-    """A learning rate far above all earlier ones.
+    """A learning rate far above all earlier ones."""
 
-    Args:
-        step: the first step at which it may have been in force: the one after the previous look.
-        seen: the step of the look that showed it.
-        before: the largest learning rate until then, the median over the weights.
-        until: the step of the last look at which it was above `RATE_JUMP_FACTOR` times `before`; None while it is.
-    """
-
-    step: int
-    seen: int
-    before: float
+    step: int  # the first at which it may have been in force: the one after the previous look
+    seen: int  # the step of the look that showed it
+    before: float  # the largest until then, the median over the weights
     after: float
-    until: int | None = None
+    until: int | None = None  # the step of the last look at which it was still that high; None while it is
 
     def follow(self, look: Look, before: Look) -> None:
         """See another look, at which the rate may have come down or risen again."""
@@ -454,17 +414,13 @@ class RateJump:
 
 
 SOFTMAX_GRADIENT_MEAN_MAX = 1e-3
-"""The mean of the gradient of the model's outputs, as a share of its RMS, above which no softmax follows them, so that
-they are not a classifier's (a choice: after a softmax the gradients of each sample add up to 0 but for rounding; where
-the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classes))."""
+"""Mean of the gradient of the outputs, as a share of its RMS, above which no softmax follows them (a choice): before
+one a sample's gradients add up to 0 but for rounding; behind one, under a logarithm, the share is 1 / sqrt(classes)."""
 
 
 def may_follow_softmax(look: Look, name: str) -> bool:
-    """Return True if a softmax may follow a layer: the gradients of its outputs add up to 0.
-
-    False if they were not measured, as of a network that gives the targets.
-    """
+    """Return True if a softmax may follow a layer: the gradients of its outputs were measured, and add up to 0."""
     gradient = look.of(name, "grad_output")
     if gradient is None or not gradient.moments.count:
-        return False
+        return False  # as of a network that gives the targets
     return abs(gradient.moments.mean) <= SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms

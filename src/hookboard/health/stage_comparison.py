@@ -20,55 +20,31 @@ FAINT_DEVIATION_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Gap:
-    """How far the outputs of one layer in an evaluation are from those in training.
-
-    Args:
-        size: the larger of two: the difference between the means of a channel, in standard deviations, as the median
-            over the channels; and the absolute value of the natural logarithm of the ratio of the RMS.
-        usual: the same between the last look in training and each of the looks before it, as their median; NaN if there
-            were none, or if more steps lie between the last look and the evaluation than between the oldest of these
-            looks and the last one.
-        training: the RMS in training.
-        evaluation: the RMS in the evaluation.
-    """
+    """How far the outputs of one layer in an evaluation are from those in training."""
 
     layer: Layer
-    size: float
-    usual: float
-    training: float
-    evaluation: float
+    size: float  # in deviations of a channel's mean or powers of e of the RMS, see `size_of`
+    usual: float  # the median of the same between looks in training; NaN without any, or if the evaluation is far off
+    training: float  # the RMS
+    evaluation: float  # the RMS
 
 
 @dataclass(frozen=True)
 class Running:
-    """The running statistics of one batch norm, compared with the statistics of batches.
-
-    Args:
-        now: how far the running statistics are from the batch statistics of the last look in training. The larger of
-            two medians over the channels: the difference of the means in standard deviations, and the absolute value of
-            the natural logarithm of the ratio of the standard deviations.
-        before: the smallest such distance to the batch statistics of an earlier look, or to their average over the last
-            two or more looks; inf if there was no earlier look.
-    """
+    """The running statistics of one batch norm, compared with the statistics of batches (`_distance`)."""
 
     layer: Layer
-    now: float
-    before: float
+    now: float  # from those of the last look in training
+    before: float  # the least: from those of an earlier look, or averaged over the last two or more; inf without one
 
 
 @dataclass(frozen=True)
 class StageComparison:
-    """An evaluation, compared with the last look in training before it.
-
-    Args:
-        gaps: the gap of each layer that gave outputs in both, in the order of execution; not of dropouts and losses.
-        norms: the running statistics of the batch norms for which they can be inferred.
-        has_other_weights: see `Look.has_other_weights`.
-    """
+    """An evaluation, compared with the last look in training before it."""
 
     step: int
-    gaps: Sequence[Gap]
-    norms: Sequence[Running] = ()
+    gaps: Sequence[Gap]  # of layers with outputs in both, in the order of execution; not of dropouts and losses
+    norms: Sequence[Running] = ()  # of which they can be inferred
     has_other_weights: bool = False
 
 
@@ -90,12 +66,13 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Sequence[Layer]
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:
-    """Return how far a layer's outputs differ between two looks, see `Gap`; NaN if unknown, for dropout and losses."""
+    """Return how far a layer's outputs differ between two looks; NaN if unknown, for dropout and losses."""
     before, after = one.of(layer.name, "output"), other.of(layer.name, "output")
     if before is None or after is None or layer.kind == "dropout" or layer.type.endswith("Loss"):
         return math.nan
     if not (before.moments.rms > 0 and after.moments.rms > 0):
         return math.nan
+    # The larger of two: |log| of the ratio of the RMS, and the shift of the median channel's mean in deviations.
     size = abs(math.log(after.moments.rms / before.moments.rms))
     if before.channels is None or after.channels is None or before.width != after.width:
         return size
@@ -105,26 +82,17 @@ def size_of(one: Look, other: Look, layer: Layer) -> float:
 
 
 AFFINE_TOLERANCE = 0.02
-"""Relative difference between the extremes of a norm's output and of its input, in standard deviations from the mean,
-up to which the norm counts as an affine map (a choice: bfloat16 rounds to 0.004)."""
+"""Relative difference of the ends of a norm's input and output up to which it is affine (a choice; bfloat16: 0.004)."""
 
 MOVED_CHANNEL_SHARE = 0.05
-"""Share of its standard deviation above which a step that moves the gain or bias of a channel makes that channel
-useless for the comparison (a choice): the evaluation comes after that step."""
+"""Share of its standard deviation above which a step that moves the gain or bias of a channel makes it useless for the
+comparison (a choice): the evaluation comes after that step."""
 
-TINY_SPREAD = 1e-30
-"""Avoids division by zero."""
+TINY_SPREAD = 1e-30  # avoids division by zero
 
 
 def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Iterator[Running]:
-    """Yield for each batch norm how far its running statistics are from those of training batches.
-
-    The running statistics are inferred from its inputs and outputs in an evaluation.
-    A norm maps each channel x to a * x + b. In evaluation, a is the gain divided by the running deviation; in training,
-    it is the gain divided by the deviation of the batch, and b makes the mean of the output equal to the bias. So the
-    outputs in both tell the running mean and deviation. A norm is left out if an output is missing or not finite, if
-    the layer that ran before it is not its input, or if too few of its channels can be used.
-    """
+    """Yield how far the running statistics of each batch norm, inferred from an evaluation, are from batches'."""
     *others, last = training
     for source, norm in pairwise(layers):
         if not norm.is_batch_norm:
@@ -141,6 +109,8 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
         )
         if 2 * alive.sum() < len(alive):
             continue
+        # A norm maps x to a * x + b. In evaluation, a is the gain over the running deviation; in training, over that
+        # of the batch, and b makes the mean of the output the bias. So both outputs tell the running statistics.
         slope = signs[alive] * gave[alive, _DEVIATION] / given[alive, _DEVIATION]
         mean = given[alive, _MEAN] - (gave[alive, _MEAN] - usual[alive, _MEAN]) / slope
         deviation = usual[alive, _DEVIATION] / np.abs(slope)
@@ -157,17 +127,13 @@ def _channels(look: Look, layer: Layer) -> np.ndarray | None:
 
 
 def _moved(look: Look, norm: Layer) -> float:
-    """Return how far the optimizer step of this look moved a norm (RMS of its gain or its bias); 0 if not measured."""
     updates = (look.of(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
 
 def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
-    """Return the sign of the factor by which a norm scales each channel, shape (channels,).
-
-    It is 0 where the output is not an affine map of the input. An affine map keeps the distances of the minimum and the
-    maximum from the mean, in standard deviations; a negative factor swaps them.
-    """
+    """Return the sign of the factor by which a norm scales each channel, shape (channels,); 0 if it is not affine."""
+    # An affine map keeps the distances of min and max from the mean, in deviations; a negative factor swaps them.
     ends = [
         (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)
         for part in (given, gave)

@@ -53,24 +53,16 @@ CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 )
 """Modules whose output has shape (n, channels, ...)."""
 
-EXTRA_TOKEN_COUNTS = (0, 1, 2, 5)
-"""How many tokens may precede the patches: none, a class token, also a distillation token, also registers."""
+EXTRA_TOKEN_COUNTS = (0, 1, 2, 5)  # before the patches: none, a class token, also a distillation token, also registers
 
-MIN_GRID_PATCHES = 4
-"""Minimum number of tokens that is taken for a grid of patches."""
+MIN_GRID_PATCHES = 4  # a grid of patches has at least so many tokens
 
-MAX_LOG_ASPECT_DIFFERENCE = 0.2
-"""Two aspects count as equal if their logarithms differ by less than this: strides round sizes."""
+MAX_LOG_ASPECT_DIFFERENCE = 0.2  # aspects whose logarithms differ by less count as equal: strides round sizes
 
 
 @dataclass(frozen=True)
 class Maps:
-    """A tensor as maps of shape (samples, channels, height, width).
-
-    Args:
-        words: what they show, for captions; "" for images.
-        of: the number of all channels, of which `select_maps` has selected these; 0 before.
-    """
+    """Maps, shape (samples, channels, height, width), and what they show; `of` so many channels they are selected."""
 
     values: Tensor
     words: str
@@ -78,17 +70,7 @@ class Maps:
 
 
 def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: str = "") -> Maps:
-    """Return a module's output as maps.
-
-    Images are taken as they are, volumes by their middle slice. Tokens become one map for each channel if the model
-    reads images and the tokens, apart from a few at the start, form a grid with the images' aspect (height / width).
-    Other sequences become one map (positions by features), and vectors one line. The attention weights of
-    `nn.MultiheadAttention` are one map for each head, or one in all. Of complex numbers the magnitude is taken. The
-    module's type tells the order of the dimensions.
-
-    Raises:
-        ValueError: the tensor has fewer than 2 or more than 5 dimensions.
-    """
+    """Return a module's output, of 2 to 5 dimensions, as maps; its type tells the order of the dimensions."""
     if tensor.is_complex():
         tensor = tensor.abs()
     if isinstance(module, nn.MultiheadAttention) and index == "1":
@@ -108,10 +90,7 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
-    """Return height / width of the first tensor of (name, tensor) pairs with 4 dimensions or more; None without any.
-
-    Its last two dimensions are height and width. Nested tensors and tensors without elements are skipped.
-    """
+    """Return height / width, the last two dimensions, of the first tensor with 4 or more; None without any."""
     return next((t.shape[-2] / t.shape[-1] for _, t in tensors if not t.is_nested and t.ndim >= 4 and t.numel()), None)
 
 
@@ -136,20 +115,19 @@ def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
-    """Return True if the shape is (n, height, width, channels), as in Swin.
-
-    If the module's type does not tell, it must fit the images' aspect, and better than the other order does.
-    """
+    """Return True if the shape is (n, height, width, channels), as in Swin."""
     _, one, two, three = tensor.shape
     if isinstance(module, CHANNELS_FIRST) or not tensor.numel():
         return False
     if isinstance(module, nn.Linear):
         return True
+    # Then it must fit the images' aspect, and better than the other order does.
     last, first = (abs(math.log(h / w / (aspect or 1.0))) for h, w in ((one, two), (two, three)))
     return last < MAX_LOG_ASPECT_DIFFERENCE and last < first
 
 
 def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
+    # A map for each channel, if the tokens, but for a few at the start, are a grid with the images' aspect.
     for extra in EXTRA_TOKEN_COUNTS if aspect is not None else ():
         grid = _grid_of(tensor.shape[1] - extra, aspect or 1.0)
         if grid is not None:
@@ -174,10 +152,7 @@ def has_aspect(height: int, width: int, aspect: float) -> bool:
 
 
 def select_maps(maps: Maps, *, channels: int, size: int) -> Maps:
-    """Select the first channels, still on the device, and shrink them to at most `size` pixels a side.
-
-    The only map of a tensor may be 4 times as large. Maps of one pixel become one, of all channels.
-    """
+    """Select the first channels, on the device, at most `size` pixels a side; the only map may be 4 times as large."""
     if maps.values.shape[2:] == (1, 1):
         maps = Maps(maps.values.movedim(1, 3), "channels from left to right")
     of, (height, width) = maps.values.shape[1], maps.values.shape[2:]
@@ -189,16 +164,11 @@ def select_maps(maps: Maps, *, channels: int, size: int) -> Maps:
     return Maps(small, words, of)
 
 
-MIN_TILE_HEIGHT = 24
-"""Minimum height in pixels of the only map of a tensor, such as features from left to right."""
+MIN_TILE_HEIGHT = 24  # of the only map of a tensor, such as features from left to right
 
 
 def feature_maps(shown: Maps, name: str, *, normalize: Normalize, size: int, inputs: Pixels | None = None) -> Picture:
-    """Draw a line of tiles for each sample, at the left what `drawn_inputs` returned, with `name` in the caption.
-
-    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are. The colours
-    span the range that `normalize` says; values outside of a fixed one are cut off.
-    """
+    """Draw tiles for each sample, enlarged to at most `size` pixels a side, right of what `drawn_inputs` returned."""
     values = shown.values.cpu().numpy()
     lines = [*indices(_shares(values, normalize))]
     height, width = values.shape[2:]
@@ -223,15 +193,12 @@ def feature_maps(shown: Maps, name: str, *, normalize: Normalize, size: int, inp
 
 
 def _shares(maps: np.ndarray, normalize: Normalize) -> np.ndarray:
-    """Return maps of shape (n, channels, height, width) scaled so that a range becomes [0, 1]; NaN where not finite.
-
-    Where a range is a single value, all become 0 if it is 0 (a dead channel), otherwise 0.5.
-    """
+    """Return maps of shape (n, channels, height, width) scaled so that a range becomes [0, 1]; NaN where not finite."""
     if isinstance(normalize, str):
         low, high = _range(maps, axis=(-2, -1) if normalize == "map" else None)
     else:
         low, high = (np.full((1,) * maps.ndim, bound) for bound in normalize)
-    flat = np.where(low == 0, 0.0, 0.5)
+    flat = np.where(low == 0, 0.0, 0.5)  # of a single value: 0 for a dead channel
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.where(high > low, (maps - low) / (high - low), flat)
     return np.where(np.isfinite(maps), shares, np.nan)
@@ -270,10 +237,7 @@ def drawn_inputs(inputs: Tensor, size: int) -> Pixels:
 
 
 def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> tuple[Tensor | None, int]:
-    """Copy the first samples of the first tensor of pictures, at most `size` pixels a side, and count all its samples.
-
-    Pictures have shape (n, 1 or 3, height, width), and more than one pixel. The host does not wait for the device.
-    """
+    """Copy the first samples of the first tensor of pictures, at most `size` pixels a side, and count all of them."""
     for _, tensor in tensors:
         is_plain = type(tensor) is Tensor and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
         is_plain = is_plain and tensor.layout is torch.strided and not tensor.is_complex()
@@ -283,12 +247,9 @@ def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: 
 
 
 def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
-    """Copy the part of a convolution's weight that a picture shows, (kernels, channels, height, width) in float32.
-
-    Kernels of one or three channels take one tile each, so up to `kernels * channels` of them are selected. Of volumes
-    it is the middle slice.
-    """
+    """Copy the part of a convolution's weight that a picture shows, (kernels, channels, height, width) in float32."""
     if weight.shape[1] in (1, 3):
+        # They take one tile each.
         kernels, channels = kernels * channels, weight.shape[1]
     part = weight.detach()[:kernels, :channels].float()
     if part.ndim == 3:
@@ -299,12 +260,7 @@ def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 
 
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
-    """Draw the kernels, and beside them their change since `before`, the start of the fit.
-
-    Kernels of three channels are drawn in colour (red, green and blue; grey is 0), kernels of one channel as one tile
-    each. For others each row is a kernel and each column a channel. They are
-    enlarged to at most `size` pixels a side; larger ones are drawn as they are.
-    """
+    """Draw kernels, enlarged to at most `size` pixels a side, and their change since `before`, the start of the fit."""
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
     halves = [_drawn(values, is_colour, size) for values in (weights, change)]

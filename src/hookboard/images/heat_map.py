@@ -29,32 +29,25 @@ from hookboard.images.picture import (
 
 Mark = Literal["alarm", "note"]
 
-MARKS: dict[Mark, int] = {"alarm": ALARM, "note": NOTE}
-"""The palette index of each mark."""
+MARKS: dict[Mark, int] = {"alarm": ALARM, "note": NOTE}  # palette indices
 
-LABEL_HEIGHT = FONT_SIZE + 2
-"""Pixels between the middles of two labels, at least."""
+LABEL_HEIGHT = FONT_SIZE + 2  # at least, between the middles of two labels
 
-MARK_WIDTH = 8
-"""Width of the marks beside the rows."""
+MARK_WIDTH = 8  # of the marks beside the rows
 
-NAME_WIDTHS = (150, 280)
-"""Minimum and maximum width of the labels; below them are the unit and the colours of missing values."""
+NAME_WIDTHS = (150, 280)  # minimum and maximum; below the labels are the unit and the colours of missing values
 
 MAP_WIDTH = WIDTH - 2 * MARGIN
 
 MAX_ROWS_HEIGHT = 290
-"""Maximum height of all rows together, unless there are more rows than pixels. With caption and axis it fills a card of
-the Time Series tab, which shrinks taller pictures.
-"""
+"""Of all rows together, unless there are more rows than pixels: with caption and axis they fill a card of the Time
+Series tab, which shrinks taller pictures."""
 
-MIN_MARKED_HEIGHT = 8
-"""Minimum height of a marked row if there are at most MAX_ENLARGED_MARKS of them."""
+MIN_MARKED_HEIGHT = 8  # of a marked row, if there are at most MAX_ENLARGED_MARKS of them
 
 MAX_ENLARGED_MARKS = 16
 
-AXIS_HEIGHT = 34
-"""Height of the axis of steps."""
+AXIS_HEIGHT = 34  # of the axis of steps
 
 
 def heat_map(
@@ -68,11 +61,7 @@ def heat_map(
     scale: ColourScale | None = None,
     of: int | None = None,
 ) -> Picture:
-    """Draw one quantity of many layers over a run, a row for each layer and a column for each step.
-
-    Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel. Missing values
-    are NaN, those that were not finite are infinite. `of` is the number of all layers, if it is not that of the rows.
-    """
+    """Draw a quantity of layers (`of` so many) over a run, a row for each; NaN is missing, infinity not finite."""
     scale = log_scale(values) if scale is None else scale
     kinds = {row: (marks or {})[name] for row, name in enumerate(names) if name in (marks or {})}
     start = common_start(names)
@@ -110,9 +99,7 @@ def heat_map(
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
-
-    The last part of a name is never among them.
+    """Return the parts, never the last, that all dotted names begin with, and a dot; "" if there are none.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -125,10 +112,7 @@ def common_start(names: Sequence[str]) -> str:
 
 
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> dict[int, float]:
-    """Return row -> middle of its label, in pixels from the top, as far as none overlaps another.
-
-    Marked rows come first, in their order. Then come rows with which a block of layers begins, then the others.
-    """
+    """Return row -> middle of its label, in pixels from the top, if it overlaps none; marked rows come first."""
     height, half = edges[-1], LABEL_HEIGHT / 2
     middles = np.clip((np.array(edges[:-1]) + edges[1:]) / 2, half, max(half, height - half)).tolist()
     placed: dict[int, float] = {}
@@ -137,6 +121,7 @@ def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int])
         """Count the first parts of the name that the row above has too."""
         return len(common_start(names[row - 1 : row + 1])) if row else 0
 
+    # Then come rows with which a block of layers begins.
     for row in [*marked, *sorted(range(len(names)), key=same_parts)]:
         if all(abs(middles[row] - at) >= LABEL_HEIGHT for at in placed.values()):
             placed[row] = middles[row]
@@ -145,7 +130,7 @@ def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int])
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
     """Return where each row begins, in pixels, and the last one ends; a few marked rows are higher than others."""
-    each = min(28.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
+    each = min(28.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows  # else some share a pixel
     heights = np.full(rows, each)
     if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:
         if each > 1:  # the others make room

@@ -19,14 +19,7 @@ MAX_DECADES_BEYOND_BULK = 2.0
 
 @dataclass(frozen=True)
 class ColourScale:
-    """The range of values that the colours span.
-
-    Args:
-        low: the value of the first colour.
-        high: the value of the last colour.
-        is_log: True for a logarithmic scale.
-        is_cut: whether there are values below `low`, and above `high`; they have the colour of that end.
-    """
+    """The range of values that the colours span; `is_cut` tells whether values are below `low`, and above `high`."""
 
     low: float
     high: float
@@ -68,10 +61,7 @@ class ColourScale:
 
 
 def log_scale(values: np.ndarray) -> ColourScale:
-    """Return a logarithmic scale that fits the values; far outliers are cut off.
-
-    It spans at least one decade. If there is a 0, the scale begins half a decade lower: 0 has the lowest colour alone.
-    """
+    """Return a logarithmic scale of at least one decade that fits the values; far outliers are cut off."""
     positive = values[np.isfinite(values) & (values > 0)]
     has_zero = bool((values == 0).any())
     if not len(positive):
@@ -84,6 +74,7 @@ def log_scale(values: np.ndarray) -> ColourScale:
         min(greatest, top + max(MAX_DECADES_BEYOND_BULK, top - bottom)),
     )
     narrow = max(0.0, 1.0 - (high - low)) / 2
+    # 0 has the lowest colour, half a decade below the others.
     low, high = low - narrow - (0.5 if has_zero else 0.0), high + narrow
     return ColourScale(10.0**low, 10.0**high, True, (has_zero or low > least, high < greatest))
 
@@ -100,10 +91,8 @@ COLOURS = {
     0.8: "aadc32",
     1.0: "fde725",
 }
-"""Position on the scale to colour, as in the tab (`board/static/map.js`): viridis without its darkest end.
-
-Viridis (Nathaniel Smith, Stefan van der Walt; CC0) stays legible in print and to the colour-blind: its lightness rises.
-"""
+"""By position on the scale, as in the tab (`board/static/map.js`): viridis (Nathaniel Smith, Stefan van der Walt; CC0)
+without its darkest end. Its lightness rises, so that it stays legible in print and to the colour-blind."""
 
 OTHER_COLOURS = {"missing": "dee2e8", "not finite": "ff00b8", "alarm": "cd141e", "note": "be6e00"}
 """No scale contains them; that of NaN and infinities, magenta, is the same in the tab."""
@@ -148,8 +137,7 @@ LINE_HEIGHT = 28
 MARGIN = 8
 BAR_HEIGHT = 60
 
-PNG_COMPRESSION = 3
-"""Level of zlib: a higher one costs more time than the saved bytes take to write."""
+PNG_COMPRESSION = 3  # of zlib: a higher one costs more time than the saved bytes take to write
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,6 @@ class Bar:
     """A colour bar with the values that the colours stand for.
 
     Args:
-        label: stands left of the bar.
         left: where the label begins, in pixels from the left of the picture's pixels.
         start: where the bar begins. Default: right after the label.
         ends: words at the ends of the bar, instead of all numbers.
@@ -175,13 +162,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixels, and what explains them.
-
-    Args:
-        pixels: palette indices of shape (height, width), or RGB of shape (height, width, 3); uint8.
-        is_photo: True to encode as JPEG, with loss.
-        bars: the colour bars below the pixels, side by side.
-    """
+    """Palette indices, (height, width), or RGB, (height, width, 3), and what explains them; a photo becomes a JPEG."""
 
     pixels: Pixels
     caption: str
@@ -273,10 +254,7 @@ def draw_ticks(
     within: tuple[int, int],
     ink: int | tuple[int, ...] = INK,
 ) -> None:
-    """Draw marks of an axis, each with its label below it; none whose label would touch that of an earlier one.
-
-    Labels may begin and end `within` these positions.
-    """
+    """Draw marks of an axis with labels `within` these positions, but none whose label would touch an earlier one."""
     taken: list[tuple[float, float]] = []
     for x, text in marks:
         half = font().getlength(text) / 2
@@ -299,8 +277,7 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-TILE_GAP = 2
-"""Pixels between two tiles."""
+TILE_GAP = 2  # pixels between two tiles
 
 
 def shrink(maps: Tensor, size: int) -> Tensor:
@@ -320,10 +297,8 @@ def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def grid(tiles: Pixels, columns: int) -> Pixels:
-    """Arrange tiles of shape (n, height, width) or (n, height, width, 3) in rows and columns, with white gaps.
-
-    torchvision's `make_grid` takes 6 to 20 times as long, and occupies torch's threads.
-    """
+    """Arrange tiles of shape (n, height, width) or (n, height, width, 3) in rows and columns, with white gaps."""
+    # torchvision's `make_grid` takes 6 to 20 times as long, and occupies torch's threads.
     count, height, width, *colours = tiles.shape
     rows, (high, wide) = -(-count // columns), (height + TILE_GAP, width + TILE_GAP)
     framed = np.full((rows * columns, high, wide, *colours), PAPER, np.uint8)
@@ -343,22 +318,18 @@ def joined(parts: Sequence[Pixels], axis: int) -> Pixels:
     return np.concatenate(padded, axis)
 
 
-MAX_OPACITY = 0.7
-"""Opacity of the colours over the picture where a map is greatest; where it is 0 they are transparent."""
+MAX_OPACITY = 0.7  # of the colours over the picture where a map is greatest; where it is 0 they are transparent
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """Return a model's inputs, (n, channels, height, width), as the pictures before, (n, height, width, 3), uint8.
-
-    Without a mean each picture is stretched from its smallest to its largest value. Other than three channels are
-    averaged to grey.
-    """
+    """Return a model's inputs, (n, channels, height, width), as the pictures before, (n, height, width, 3), uint8."""
     pixels = inputs.detach().float().cpu()
     channels = pixels.shape[1]
     if mean is not None and std is not None:
         factor, shift = (torch.tensor(each, device="cpu").view(-1, 1, 1) for each in (std, mean))
         pixels = pixels * factor + shift
     else:
+        # Each picture is stretched from its smallest to its largest value.
         is_finite = pixels.isfinite()
         low = pixels.where(is_finite, math.inf).amin(dim=(1, 2, 3), keepdim=True)
         high = pixels.where(is_finite, -math.inf).amax(dim=(1, 2, 3), keepdim=True)
@@ -370,10 +341,7 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
 
 
 def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
-    """Draw a row for each sample: the input, its map scaled to its maximum, and both together.
-
-    Larger values of a map speak more for the class; negative ones are drawn as 0.
-    """
+    """Draw a row for each sample: the input, its map (negative as 0) scaled to its maximum, and both together."""
     photos = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
     heat = torch.nn.functional.interpolate(
         maps.detach().float().cpu().clamp(min=0)[:, None], size=inputs.shape[1:3], mode="bilinear", align_corners=False

@@ -25,11 +25,7 @@ from hookboard.measure.hooked import hear_backward, unhear_backward
 
 
 class BareLoop(Loop):
-    """The `Loop` of a training loop that the user has written. `watch` makes it.
-
-    Attributes:
-        should_stop: True if a callback has asked to end the training, as `HealthMonitor(stop_on=...)` does.
-    """
+    """The `Loop` of a training loop that the user has written (`watch`); `should_stop` if a callback asks it to end."""
 
     stage = "train"
     is_running = is_accumulating = should_stop = False
@@ -78,10 +74,8 @@ class BareLoop(Loop):
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
     def _count(self) -> None:
-        """Increase `logged_step` if an optimizer step was made since the last call; not inside `evaluate`.
-
-        As in a Trainer, a validation that follows an optimizer step has the number of that step.
-        """
+        """Increase `logged_step` if an optimizer step was made since the last call; not inside `evaluate`."""
+        # As in a Trainer, a validation that follows an optimizer step has the number of that step.
         if self.stage == "train":
             self.logged_step, self._has_stepped = self.logged_step + self._has_stepped, False
 
@@ -122,11 +116,8 @@ class BareLoop(Loop):
             self.end_training()
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Tell the steps of the optimizers to those in a batch, until `until_end` closes.
-
-        Once for the whole run: what the user has compiled of an optimizer's step is compiled anew whenever its hooks
-        change.
-        """
+        """Tell the steps of the optimizers to those in a batch, until `until_end` closes."""
+        # For the whole run: what the user has compiled of a step is compiled anew whenever its hooks change.
         scaler = self.scaler
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
@@ -259,20 +250,12 @@ def unwrapped_optimizer(optimizer: Any) -> Optimizer:
 
 
 def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
-    """Return the callbacks that the argument `callbacks` holds, one or several.
-
-    Raises:
-        ValueError: it is, or has, something else.
-    """
+    """Return the callbacks that the argument `callbacks` holds, one or several; ValueError for anything else."""
     return _all_of("callbacks", given, HookboardCallback, "a hookboard callback")
 
 
 def loggers_in(given: Any) -> list[Any]:
-    """Return the loggers that the argument `loggers` holds, as a list; each `SummaryWriter` is wrapped as a logger.
-
-    Raises:
-        ValueError: it is no `SummaryWriter`, no logger of Lightning, and no list or tuple of these; None is none.
-    """
+    """Return the argument `loggers` as a list, each `SummaryWriter` as a logger; ValueError for anything else."""
     loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
     return [WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 

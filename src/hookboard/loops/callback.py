@@ -16,8 +16,7 @@
     on_train_end                        end_training           _end_training
     teardown or on_exception            end_run                _leave; all hooks are removed
 
-A callback has a `StageState` for each stage. Its two ExitStacks remove hooks and undo other changes: one when the batch
-has ended, one when the stage ends. `hear` keeps errors away from training: an error ends the stage, not the run.
+`hear` keeps errors away from training: an error ends all stages of its callback, not the run.
 """
 
 import inspect
@@ -44,23 +43,16 @@ from hookboard.model.state import weights_of
 from hookboard.writers.loggers import Loggers
 
 KEY = "hookboard"
-"""The key in a checkpoint, with an entry for each callback that has a state, in the order of the Trainer.
-
-Lightning's own hook, `Callback.state_dict`, raises an error for two equal callbacks.
-"""
+"""The key in a checkpoint, with an entry for each callback that has a state, in the order of the Trainer. Lightning's
+own hook, `Callback.state_dict`, raises an error for two equal callbacks."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The modules of a model that a callback measures or changes.
+    """The modules of a model that a callback measures or changes, by dotted name."""
 
-    Args:
-        modules: the modules whose inputs, outputs or gradients it measures or changes, by dotted name.
-        owners: the modules whose own parameters it reads, by dotted name.
-    """
-
-    modules: dict[str, nn.Module] = field(default_factory=dict)
-    owners: dict[str, nn.Module] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # whose inputs, outputs, gradients it reads or changes
+    owners: dict[str, nn.Module] = field(default_factory=dict)  # whose own parameters it reads
 
     def is_same(self, other: "Selection") -> bool:
         """Return True if both have the same modules."""
@@ -74,29 +66,17 @@ def are_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bo
 
 @dataclass
 class StageState:
-    """The state of a callback in one stage of a run.
-
-    Args:
-        stage: the stage.
-        every_n_steps: the number of optimizer steps from one due step to the next; 0 if no step is due.
-        loggers: the loggers to write to.
-        selection: the modules that are measured.
-        layout: all modules of the model, by name, at the time of the selection.
-        is_due: True while a batch runs that is measured.
-        has_fault: True if an error has ended the stage.
-        until_end: closed when the stage ends; removes the hooks of the stage.
-        until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
-    """
+    """The state of a callback in one stage of a run."""
 
     stage: Stage
-    every_n_steps: int
+    every_n_steps: int  # from one due step to the next; 0 if no step is due
     loggers: Loggers
     selection: Selection
-    layout: dict[str, nn.Module]
-    is_due: bool = False
-    has_fault: bool = False
-    until_end: ExitStack = field(default_factory=ExitStack)
-    until_batch_end: ExitStack = field(default_factory=ExitStack)
+    layout: dict[str, nn.Module]  # all modules of the model at the time of the selection
+    is_due: bool = False  # while a batch runs that is measured
+    has_fault: bool = False  # an error has ended the stage
+    until_end: ExitStack = field(default_factory=ExitStack)  # removes the hooks of the stage, and undoes other changes
+    until_batch_end: ExitStack = field(default_factory=ExitStack)  # the same for a measured batch
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
@@ -106,58 +86,34 @@ W = TypeVar("W", bound=StageState)
 
 
 class NothingToShowError(ValueError):
-    """Raised by a callback if the model or its data have nothing that it can show: its stage ends with one warning."""
+    """Raised by a callback if the model or its data have nothing that it can show: it ends with one warning."""
 
 
 class HookboardCallback(Callback, ABC, Generic[W]):
     """Base of all callbacks. A loop tells it the events of a run; for these it calls methods that a subclass has."""
 
-    state_class: type[W]
-    """The class of the state that it has for each stage."""
-
-    verb = "shows"
-    """What the callback does, used in messages: "KernelLogger shows nothing: ..."."""
-
+    state_class: type[W]  # the class of the state that it has for each stage
+    verb = "shows"  # what it does, in messages: "KernelLogger shows nothing: ..."
     changes_tensors = False
-    """True if its hooks change tensors.
-
-    Then it begins a batch before callbacks that measure, and its hooks stay until the next batch begins, so that other
-    callbacks find the changed model when they handle the end of the batch.
-    """
-
-    calls_the_model = False
-    """True if it calls the model, which may need the modes of torch that are in force; others call none of them."""
-
-    may_stop_the_run = False
-    """True if an error of this callback stops the run. Otherwise the error gives a warning."""
-
-    needs_logger = True
-    """True if it does nothing in a run without a logger."""
-
-    sees_every_step = False
-    """True if its methods are called at each training batch, due or not; `state.is_due` tells which."""
+    """True if its hooks change tensors: it begins a batch before callbacks that measure, and its hooks stay until the
+    next batch begins, so that other callbacks find the changed model when they handle the end of the batch."""
+    calls_the_model = False  # it calls the model, which may need the present modes of torch; others run outside of them
+    may_stop_the_run = False  # an error of this callback stops the run; otherwise it gives a warning
+    needs_logger = True  # it does nothing in a run without a logger
+    sees_every_step = False  # its methods are called at each training batch, due or not; `state.is_due` tells which
 
     def __init__(self) -> None:
         super().__init__()
-        self._name = type(self).__name__
-        """What messages call it."""
-        self._live: dict[str, W] = {}
-        """The state of each stage that is measured in the present run, by name of the stage."""
-        self._pending: list[tuple[W, Callable[[], None]]] = []
-        """What due steps have measured and is still to be read, in the order of the steps."""
+        self._name = type(self).__name__  # what messages call it
+        self._live: dict[str, W] = {}  # the state of each stage that is measured in the present run, by stage
+        self._pending: list[tuple[W, Callable[[], None]]] = []  # what due steps have measured and is still to be read
+        # True if reading would wait for a device or other ranks: it is put off to the end of the next batch, or epoch.
         self._reads_later = False
-        """True if reading would wait for a device or other ranks: then it is put off to the end of the next batch or of
-        the epoch, when less is left to wait for."""
         self._has_said_changed = False
-        """Whether the warning that the model has changed was given in this run."""
-        self._loop: Loop | None = None
-        """The loop that it takes part in; None outside of a run."""
-        self._ranks: Ranks | None = None
-        """The ranks that merge what they measure, during a run; None if nothing is merged."""
-        self._kept: Any = None
-        """What `_saved` returned at the end of the last fit, for a checkpoint that is written after it."""
-        self._loaded: Any = None
-        """The entries of the checkpoint that the fit resumes from, until they are restored; None without one."""
+        self._loop: Loop | None = None  # None outside of a run
+        self._ranks: Ranks | None = None  # those that merge what they measure, during a run; None if nothing is merged
+        self._kept: Any = None  # what `_saved` returned at the end of the last fit, for a checkpoint written after it
+        self._loaded: Any = None  # the entries of the checkpoint that the fit resumes from, until they are restored
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
@@ -185,12 +141,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     @abstractmethod
     def _select(self, model: nn.Module) -> Selection:
-        """Return the modules that it measures.
-
-        Raises:
-            NothingToSelectError: the model has none by default: one line is logged, and the callback does nothing.
-            ValueError: the configuration does not fit the model, such as a pattern that matches no module.
-        """
+        """Return the modules that it measures; ValueError if the configuration does not fit the model."""
+        # NothingToSelectError says that it has none by default: one line is logged, and the callback does nothing.
 
     def _prepare(self, loop: Loop, state: W) -> None:
         """Set the fields that this callback adds to the state of a stage. Called before `_attach`."""
@@ -199,11 +151,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Clear the results of the last run. Called when another run starts."""
 
     def _why_not(self, loop: Loop) -> str | None:
-        """Return why it cannot measure anything in this run, as a clause; None if it can.
-
-        Raises:
-            ValueError: what the user has configured does not fit the run.
-        """
+        """Return why it cannot measure in this run, as a clause, or None; ValueError if its configuration is wrong."""
         return "there is no logger" if self.needs_logger and not loop.loggers else None
 
     def _is_collective(self, loop: Loop) -> bool:
@@ -225,10 +173,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     # What it does at each event. With `sees_every_step` the methods on training batches are called at each of them.
 
     def _attach(self, loop: Loop, state: W) -> None:
-        """Attach the hooks that stay for the whole stage, and register their removal in `state.until_end`.
-
-        If the selection changes, `state.until_end` is closed and this is called again.
-        """
+        """Attach the hooks of the whole stage, to be removed by `state.until_end`; again for another selection."""
 
     def _begin_training(self, loop: Loop, state: W) -> None:
         """Called before the first batch of a fit. A checkpoint's weights are loaded by now, its `state` is not yet."""
@@ -245,14 +190,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Called before a batch that is measured; it registers the removal of its hooks in `state.until_batch_end`."""
 
     def _before_backward(self, loop: Loop, state: W, loss: Tensor | None) -> None:
-        """Called before each backward pass of a measured training batch.
-
-        Args:
-            loop: the loop.
-            state: the state of the training stage.
-            loss: the tensor that the backward pass starts from; with a GradScaler, multiplied by its scale. None where
-                it starts from several.
-        """
+        """Called before each backward pass of a measured training batch."""
+        # A GradScaler has scaled the loss. It is None where the backward pass starts from several tensors.
 
     def _after_backward(self, loop: Loop, state: W) -> None:
         """Called after each backward pass of a measured training batch."""
@@ -261,14 +200,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         """Called before a step of this optimizer, in a measured training batch."""
 
     def _end_batch(self, loop: Loop, state: W, has_stepped: bool) -> None:
-        """Called after a batch that was measured.
-
-        Args:
-            loop: the loop.
-            state: the state of the stage.
-            has_stepped: whether the optimizers have stepped; False for a batch whose gradients are only accumulated,
-                always True in evaluations.
-        """
+        """Called after a measured batch; `has_stepped` is False if gradients are only accumulated, else True."""
 
     def _end_evaluation(self, loop: Loop, state: W) -> None:
         """Called after the last batch of an evaluation."""
@@ -318,12 +250,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     # What a loop calls.
 
     def start(self, loop: Loop, stages: Sequence[str]) -> None:
-        """Join a run with these stages: select the modules, and attach the hooks.
-
-        Raises:
-            ValueError: the configuration does not fit the model, such as a pattern that matches no module; or the
-                callback takes part in another run.
-        """
+        """Join a run with these stages; ValueError if the configuration does not fit, or another run still goes on."""
         if self._loop is not None and self._loop is not loop:
             if self._loop.is_running:
                 raise ValueError(f"{self._name} takes part in the run of another Trainer. Create one for each.")
@@ -351,10 +278,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             self._begin_batch(loop, state, batch, batch_idx)
 
     def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
-        """Call one of its methods. An error, or nothing to show, ends the stage with a warning.
-
-        The error of a callback that may stop the run is raised.
-        """
+        """Call one of its methods; an error, or nothing to show, ends all its stages with a warning."""
         try:
             if self.calls_the_model:
                 method(*given)
@@ -382,11 +306,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
 
     @unseen
     def end_run(self, loop: Loop, has_failed: bool = False) -> None:
-        """Remove all hooks and leave the loop; after an error without waiting for other ranks, which may go on.
-
-        After an interrupt in the middle of it, it is called again.
-        """
-        if self._loop is not loop:
+        """Remove all hooks and leave the loop; after an error without waiting for other ranks, which may go on."""
+        if self._loop is not loop:  # it has left; after an interrupt in the middle of this it is called again
             return
         if has_failed:
             self._leave_ranks()
@@ -428,14 +349,10 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         state.is_due = False
 
     def abandon_batch(self, loop: Loop, state: W) -> None:
-        """Remove the hooks that are left of the previous batch.
-
-        What was measured in the step of a batch that did not end is dropped: it may be tried again, as after a lack of
-        memory.
-        """
+        """Remove the hooks that are left of the previous batch."""
         state.is_due = False
         if state.stage == "train":
-            state.forget()
+            state.forget()  # of a batch that did not end, which may be tried again, as after a lack of memory
         state.until_batch_end.close()
 
     def close_evaluation(self, loop: Loop, state: W) -> None:
@@ -444,11 +361,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._catch_up()
 
     def _start(self, loop: Loop, running: Sequence[str]) -> None:
-        """Select the modules, and begin each stage.
-
-        If all ranks measure, all but the modules is as rank 0 decides: often only that has a logger, and if each rank
-        followed its own, some would wait for others for ever.
-        """
         try:
             selection, reason = self._select(loop.model), self._why_not(loop)
         except NothingToSelectError as nothing:
@@ -456,6 +368,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         except ValueError as error:
             raise ValueError(f"{self._name}: {error}") from error
         decided = reason, int(self._cadence(loop)), self._stages(loop)
+        # Often only rank 0 has a logger. If each rank followed its own, some would wait for others for ever.
         if loop.world_size > 1 and self._is_collective(loop) and has_process_group():
             decided = gathered(decided, loop.device)[0]
         reason, every_n_steps, stages = decided
@@ -507,7 +420,6 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._end_all()
 
     def _end_all(self) -> None:
-        """Read what is pending, disconnect the ranks, and end all stages."""
         self.finish()
         self._leave_ranks()
         for stage, state in list(self._live.items()):
@@ -528,12 +440,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         return nullcontext() if self._ranks is None else self._ranks.at(point)
 
     def _do_later(self, state: W, read: Callable[[], None]) -> None:
-        """Read what a due step has measured: at once if that waits for nothing, else in `finish`.
-
-        Args:
-            state: the stage that an error ends.
-            read: reads it; it asks neither the Trainer nor the model, because both may have changed.
-        """
+        """Read what a due step has measured: at once if that waits for nothing, else in `finish`."""
+        # `read` may ask neither the Trainer nor the model, because both may have changed by then.
         if self._reads_later:
             self._pending.append((state, read))
         else:
@@ -553,10 +461,7 @@ def why_no_step(loop: Loop, every_n_steps: int) -> str:
 
 
 def is_due(step: int, every_n_steps: int) -> bool:
-    """Return True if the optimizer step with this number, counted from 0, is measured and logged.
-
-    That is the last of every n steps, the one that Lightning logs too. If `every_n_steps` is 0 (Lightning's "no
-    logging"), no step is due.
+    """Return True for the last of every n optimizer steps, counted from 0, as Lightning logs; 0 is Lightning's "never".
 
     >>> [step for step in range(10) if is_due(step, 4)]
     [3, 7]
@@ -571,11 +476,7 @@ def names_in(model: nn.Module) -> list[str]:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    r"""Return a text with one line for each role and cause of sites without a reading, names folded into patterns.
-
-    Args:
-        gaps: the name, role and cause of each site.
-        among: all names of the model, see `names_in`: a pattern must match no other of them.
+    r"""Return a line per role and cause of (name, role, cause) gaps; patterns of names match no other of `among`.
 
     >>> listed_gaps([("head", "output", "was not called")])
     '\n  - head: output: was not called'

@@ -16,63 +16,39 @@ from hookboard.writers.loggers import write_rows
 
 
 class Loop:
-    """A run of a model: what callbacks can read of it, and how they take part in it.
+    """A run of a model: what callbacks can read of it; it tells its members the events that `callback.py` lists."""
 
-    A loop tells each `HookboardCallback` that has joined it the events that `callback.py` lists.
-    `TrainerLoop` is the loop of a Trainer, `BareLoop` of a loop written by the user. A subclass sets each attribute
-    without a value here; the values here are those of a loop that only trains, in one process.
-    """
+    # `TrainerLoop` is that of a Trainer, `BareLoop` of a loop that the user has written. A subclass sets what has no
+    # value here; the values are those of a loop that only trains, in one process.
 
-    model: nn.Module
-    """The model. Tags contain the names of its modules."""
+    model: nn.Module  # tags contain the names of its modules
     device: torch.device
-    """The device of the model."""
     optimizers: Sequence[Optimizer]
-    """All optimizers of the run."""
     loggers: Sequence[Logger]
-    """The loggers to write to; empty if there is none."""
-    scaler: GradScaler | None = None
-    """The GradScaler that scales the loss; None if the loss is not scaled."""
-    largest_norm: float = math.inf
-    """The norm to which gradients are clipped before each optimizer step; infinite if they are not."""
+    scaler: GradScaler | None = None  # None if the loss is not scaled
+    largest_norm: float = math.inf  # to which gradients are clipped before each optimizer step; infinite without any
     trainer: Trainer | None = None
-    """The Lightning Trainer; None if there is none."""
 
-    logged_step: int
-    """The number of the optimizer step that the current batch belongs to, counted from 0: the step axis of loggers."""
-    is_accumulating: bool
-    """True if no optimizer step follows the current batch, because its gradients are added to those of the next."""
-    stage: str
-    """The running stage: `train`, `validate`, `test`, `predict` or `sanity_check`."""
-    is_running: bool
-    """True from the start of the run to its end."""
-    is_fitting: bool = True
-    """True in a training run, also in its validations; False in an evaluation outside of one."""
+    logged_step: int  # number of the optimizer step of the current batch, counted from 0: the step axis of loggers
+    is_accumulating: bool  # no optimizer step follows the current batch: its gradients are added to those of the next
+    stage: str  # `train`, `validate`, `test`, `predict` or `sanity_check`
+    is_running: bool  # from the start of the run to its end
+    is_fitting: bool = True  # also in the validations of a training run; False in an evaluation outside of one
 
-    log_every_n_steps: int = 1
-    """The number of optimizer steps from one logged step to the next, for callbacks without a number of their own; 0
-    for no logging."""
-    has_validation: bool = False
-    """True if the training run has validations."""
-    evaluation_loss: Tensor | None = None
-    """The loss of the latest validation, shape (); None if it is not known."""
+    log_every_n_steps: int = 1  # of callbacks without a number of their own; 0 for no logging
+    has_validation: bool = False  # the training run has validations
+    evaluation_loss: Tensor | None = None  # of the latest validation, shape (); None if it is not known
 
-    is_rank_zero: bool = True
-    """True in the process that writes to the loggers."""
+    is_rank_zero: bool = True  # in the process that writes to the loggers
     world_size: int = 1
-    """The number of processes."""
-    weights_kept_by: str | None = None
-    """The name of the strategy that keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this
-    rank can read all of them."""
-    is_model_parallel: bool = False
-    """True if all ranks must call a module together, because its weights are sharded."""
+    weights_kept_by: str | None = None  # the strategy that keeps parts of them on other ranks, such as `FSDPStrategy`
+    is_model_parallel: bool = False  # all ranks must call a module together, because its weights are sharded
 
     def __init__(self) -> None:
-        self.members: list[Any] = []
-        """The callbacks of hookboard that take part in the run."""
+        self.members: list[Any] = []  # the callbacks of hookboard that take part in the run
+        # Who takes part in the running batch, with the state of its stage: only they hear what happens in it. When it
+        # has ended, those that change tensors stay, until the next begins.
         self.in_batch: list[tuple[Any, Any]] = []
-        """Who takes part in the running batch, with the state of its stage: only they are told what happens in it. When
-        it has ended, those that change tensors stay, until the next begins."""
 
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which the model runs in the precision of the run, such as autocast."""
@@ -82,13 +58,10 @@ class Loop:
         """Ask the run to end after the current batch."""
 
     def join(self, callback: Any) -> None:
-        """Tell this `HookboardCallback` the events of the run from now on; no effect if it has joined already.
-
-        Those that change tensors come first, so that others measure the change.
-        """
+        """Tell this `HookboardCallback` the events of the run from now on; no effect if it has joined already."""
         if not any(member is callback for member in self.members):
             self.members.append(callback)
-            self.members.sort(key=lambda member: not member.changes_tensors)
+            self.members.sort(key=lambda member: not member.changes_tensors)  # first, so that others measure the change
 
     def leave(self, callback: Any) -> None:
         """Tell this `HookboardCallback` no more; no effect if it has not joined."""

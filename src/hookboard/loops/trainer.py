@@ -1,10 +1,4 @@
-"""`TrainerLoop`: the `Loop` of a Lightning Trainer, which is a callback of it too, and so hears of the events.
-
-It stands before all other callbacks of the Trainer: measuring has ended before others see the end of a batch, and a
-callback that raises at the end of a run cannot keep ours from ending it.
-
-No other file uses private names of Lightning.
-"""
+"""`TrainerLoop`: the `Loop` of a Lightning Trainer, as one of its callbacks. No other file uses its private names."""
 
 import math
 import re
@@ -111,7 +105,8 @@ class TrainerLoop(Loop, Callback):
     def join(self, callback: Callback) -> None:
         super().join(callback)
         if not any(each is self for each in self.trainer.callbacks):  # type: ignore[attr-defined]  # as above
-            # A new list: Lightning walks through the old one.
+            # First, so that measuring has ended before others see the end of a batch, and a callback that raises at the
+            # end of a run cannot keep ours from ending it. A new list: Lightning walks through the old one.
             self.trainer.callbacks = [self, *self.trainer.callbacks]  # type: ignore[attr-defined]  # as above
 
     def leave(self, callback: Callback) -> None:
@@ -139,7 +134,6 @@ class TrainerLoop(Loop, Callback):
 
 
 def _largest_norm(trainer: Trainer) -> float:
-    """Return the norm to which the Trainer clips gradients; infinite if it does not clip by norm."""
     by_norm = trainer.gradient_clip_algorithm in (None, "norm")
     return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else math.inf
 

@@ -14,25 +14,15 @@ from hookboard.loops.callback import HookboardCallback
 
 
 class TransformersCallback(TrainerCallback):
-    """Calls callbacks of hookboard in a training of Hugging Face's Trainer.
-
-    Args:
-        callbacks: the callbacks of hookboard.
-        loggers: what they write to; None for TensorBoard's files in `<output_dir>/hookboard`.
-    """
+    """Calls callbacks of hookboard in Hugging Face's Trainer; if `loggers` is None, to `<output_dir>/hookboard`."""
 
     def __init__(self, callbacks: Sequence[HookboardCallback[Any]], loggers: Sequence[Any] | None) -> None:
         self._callbacks, self._loggers = callbacks, loggers
-        self._loop: Any = None
-        """The `BareLoop` of the training; None outside of one."""
+        self._loop: Any = None  # the `BareLoop` of the training; None outside of one
         self._until_end = ExitStack()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Begin the run of the callbacks, which attaches their hooks; end the last run first if it has not ended.
-
-        Raises:
-            ValueError: the configuration of a callback does not fit the model.
-        """
+        """Begin the run of the callbacks, which attaches their hooks; end the last run first if it has not ended."""
         self.close()
         loggers = self._loggers
         if loggers is None and state.is_world_process_zero:

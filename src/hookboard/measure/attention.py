@@ -17,11 +17,9 @@ from hookboard.measure.table import Table
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site
 
-MAX_BLOCK_VALUES = 1 << 22
-"""Maximum number of values in a temporary block."""
+MAX_BLOCK_VALUES = 1 << 22  # in a temporary block
 
-MAX_QUERIES = 64
-"""How many queries of the first sequence of a call are looked at (a choice); all heads have the same ones."""
+MAX_QUERIES = 64  # of the first sequence of a call are looked at (a choice); all heads have the same ones
 
 FAR = 1000.0
 """A key is hidden if so much less is added to its logit than to another's (a choice): -10000 and -1e9 are common."""
@@ -31,14 +29,7 @@ _FUNCTION = "scaled_dot_product_attention"
 
 
 class AttentionWatch:
-    """Measures attention while it is active: in the modules that are watched, inside of them, and around them.
-
-    Args:
-        model: the model.
-        names: the names of the watched modules.
-        roles: which of `ATTENTION_ROLES` are measured.
-        table: measures them.
-    """
+    """Measures attention while it is active: in the modules named `names`, inside of them, and around them."""
 
     def __init__(self, model: nn.Module, names: Collection[str], roles: Collection[Role], table: Table) -> None:
         self._model, self._roles, self._table = model, roles, table
@@ -46,8 +37,7 @@ class AttentionWatch:
         self._around = {"", *(outer for name in names for outer in _outer(name))}
         self._names: dict[int, str] | None = None
         self._off: set[str] = set()
-        self.found: dict[str, None] = {}
-        """The modules in which attention was seen."""
+        self.found: dict[str, None] = {}  # the modules in which attention was seen
 
     @property
     def active(self) -> bool:
@@ -95,8 +85,7 @@ def _outer(name: str) -> set[str]:
     return {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
 
 
-_watches: list[AttentionWatch] = []
-"""Those that are active."""
+_watches: list[AttentionWatch] = []  # those that are active
 
 
 @functools.cache  # a compiled graph is kept for each function that it calls
@@ -152,15 +141,7 @@ def attention_numbers(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the largest logit of some queries, and the entropy of their weights in nats, as the softmax has them.
-
-    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`; dropout comes after what is measured.
-
-    Returns:
-        Both float64 (float32 where the device has none), shape (heads, queries). -Inf is the largest logit of a query
-        that is fully masked, and the entropy of one that sees fewer than two keys; the first query of a causal call has
-        no entropy. None for tensors that cannot be read, or without four dimensions.
-    """
+    """Return the largest logit and the entropy (in nats) of some queries, (heads, queries), or None."""
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     # A class with operations of its own may attend to other numbers than it holds.
     are_plain = all(can_be_read(one) and type(one) in (Tensor, nn.Parameter) for one in tensors)
@@ -190,6 +171,7 @@ def attention_numbers(
             logits += added
             seen = ((added >= added.amax(-1, keepdim=True) - FAR) & (added > -math.inf)).sum(-1)
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+            # -Inf is the entropy of a query that sees fewer than two keys, and the largest logit of one that sees none.
             found.append((logits.amax(-1), entropy.masked_fill(seen < 2, -math.inf)))
         logit, entropy = map(torch.cat, zip(*found, strict=True))
         return logit, entropy[:, int(is_causal and min(length, keys) > 1) :]  # the first query has one key

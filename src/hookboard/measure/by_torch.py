@@ -10,17 +10,10 @@ from hookboard.measure.row import BINS, EMPTY, Moments, as_single, bins_of, chan
 
 
 def values_of(tensor: Tensor) -> Tensor:
-    """Return the numbers in a detached tensor, real and dense.
+    """Return the numbers in a detached tensor, real and dense; a TypeError says why it has none, or hides them.
 
-    - A dense real tensor gives itself, a complex one the modulus of its numbers, in float64.
-    - A sparse tensor gives the values that it holds, a nested one what lies within its lengths, shape (n,).
-
-    Raises:
-        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
-
-    Examples:
-        >>> values_of(torch.tensor([[3 + 4j, 0]]))
-        tensor([[5., 0.]], dtype=torch.float64)
+    >>> values_of(torch.tensor([[3 + 4j, 0]]))
+    tensor([[5., 0.]], dtype=torch.float64)
     """
     kind = type(tensor)
     if nn.parameter.is_lazy(tensor):
@@ -58,11 +51,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor itself.
-
-    Raises:
-        TypeError: its memory was freed, as FSDP does with parameters that it has sharded.
-    """
+    """Return the tensor itself; a TypeError if its memory was freed, as FSDP does with sharded parameters."""
     if (tensor.is_cpu or tensor.is_cuda) and tensor.numel() and not tensor.untyped_storage().nbytes():
         raise TypeError("its memory has been freed")
     return tensor
@@ -80,15 +69,11 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if is_small else torch.float64)
 
 
-BLOCK = 1 << 21
-"""The number of values measured at once, which bounds the memory of temporaries to some 80 MB."""
+BLOCK = 1 << 21  # values that are measured at once; bounds the memory of temporaries to some 80 MB
 
 
 def rows_of(tensor: Tensor, dim: int | None) -> Tensor:
-    """Return the row of a dense real tensor, and then those of its channels along `dim`, see `channel_stride`.
-
-    Shape (1 + rows of channels, WIDTH), float64, on the tensor's device.
-    """
+    """Return the row of a dense real tensor, then those of its channels along `dim`: (rows, WIDTH), float64."""
     if dim is None:
         return _rows(tensor.reshape(1, -1), 0)
     each = _rows(tensor, dim)
@@ -100,14 +85,10 @@ def rows_of(tensor: Tensor, dim: int | None) -> Tensor:
 
 
 def moments_of(tensor: Tensor) -> Moments:
-    """Return the moments of one detached tensor, `abs_mean` too.
+    """Return the moments of one detached tensor, `abs_mean` too; a TypeError as of `values_of`.
 
-    Raises:
-        TypeError: the tensor has no values, or holds them in a way of its own; the message says why.
-
-    Examples:
-        >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
-        2.0
+    >>> moments_of(torch.tensor([1.0, 3.0, float("nan")])).mean
+    2.0
     """
     values = values_of(tensor)
     return Moments(*(rows_of(values, None)[0].tolist() if values.numel() else EMPTY))

@@ -12,8 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from hookboard.base.torch_private import at_end_of_backward, base_of, sequence_number_of, unseen, version_of
 
 Observer = Callable[[Tensor], object]
-Changed = Callable[[], bool]
-"""A function that tells whether an in-place operation has changed a view's memory."""
+Changed = Callable[[], bool]  # tells whether an in-place operation has changed a view's memory
 
 NO_GRADIENT = (
     "no gradient arrived (or an empty one), because the loss does not depend on the tensor, or because it is a view "
@@ -49,15 +48,9 @@ def why_no_gradient(tensor: Tensor) -> str:
 
 
 def watch_output(tensor: Tensor, observe: Observer, switch: Switch) -> RemovableHandle:
-    """Hook `tensor`, so that each backward pass that runs while `switch` is on calls `observe` with its gradient.
-
-    It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
-    tensor later. Of a view that is changed in place torch tells a part of the gradient, or nothing: then nothing is
-    observed.
-
-    Returns:
-        The handle of the hook. The caller must remove it from a leaf; otherwise the hook ends with the graph.
-    """
+    """Hook a tensor to observe its gradient in each backward pass while `switch` is on, until the graph ends."""
+    # Of the value that it has now, even if an in-place operation changes it later; but of a view torch then tells a
+    # part of the gradient, or nothing. The caller must remove the hook from a leaf.
     handle: RemovableHandle = tensor.register_hook(functools.partial(_show, observe, switch, changes_of(tensor)))
     return handle
 
@@ -71,30 +64,25 @@ def _show(observe: Observer, switch: Switch, is_changed: Changed, grad: Tensor |
 
 
 def changes_of(tensor: Tensor) -> Changed:
-    """Return a function that tells whether an in-place operation has changed a view's memory since.
-
-    It does not keep the memory alive, except for sparse and nested tensors and subclasses.
-    """
+    """Return what tells whether an in-place operation has changed a view's memory since, without keeping it alive."""
     base = None if tensor.is_leaf else base_of(tensor)
     if base is None:
         return lambda: False
     counter = base.detach()  # it shares the base's version counter, and keeps it when its memory is exchanged
     if type(base) is Tensor:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # of sparse and nested tensors and subclasses it is kept
             counter.data = torch.empty(0, dtype=base.dtype, device=base.device)
     version = version_of(counter)
     return lambda: version_of(counter) != version
 
 
 Edges = dict[str, tuple[GradientEdge, Changed]]
-"""By path, the autograd edges that lead to the inputs of a module, with what `changes_of` returns for each."""
+"""By path, the edges to the inputs of a module, each with what `changes_of` returns."""
 
 
 def edges_of(inputs: Iterable[tuple[str, Tensor]]) -> Edges:
-    """Return the edges to the inputs of a module that require a gradient, by path.
-
-    It must be called before the module runs: an in-place module changes the history of its input tensor.
-    """
+    """Return the edges to those inputs of a module that require a gradient, by path; call it before the module runs."""
+    # An in-place module changes the history of its input tensor.
     return {path: (get_gradient_edge(x), changes_of(x)) for path, x in inputs if x.requires_grad}
 
 
@@ -105,22 +93,13 @@ def watch_inputs(
     observers: Mapping[str, Observer],
     switch: Switch,
 ) -> None:
-    """Observe the gradients that one call of a module passes back to its inputs.
-
-    A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
-    branch), and a copy of the input for the module alone would change the order in which autograd adds gradients. What
-    passes through the module arrives on the edges from the nodes that it made to the inputs; hooks on those nodes read
-    it there.
-
-    Args:
-        edges: the edges of the inputs.
-        outputs: the tensors that the module returned.
-        since: autograd's sequence number when the call began; nodes with smaller numbers are not the module's.
-        observers: path of the input to the observer of its gradient.
-        switch: nothing is observed while it is off.
-    """
+    """Observe the gradients that a call of a module, begun at sequence number `since`, passes to its inputs."""
     outputs = [tensor for tensor in outputs if tensor.requires_grad and not tensor.is_leaf]
     returned = {(edge.node, edge.output_nr): tensor for tensor in outputs for edge in [get_gradient_edge(tensor)]}
+    # A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
+    # branch), and a copy of the input for the module alone would change the order in which autograd adds gradients.
+    # What passes through the module arrives on the edges from its nodes to the inputs; hooks on those nodes read it
+    # there.
     crossings = _crossings(outputs, {edge.node for edge, _ in edges.values()}, since)
     are_changed = [changes_of(tensor) for tensor in outputs]
 
@@ -151,10 +130,7 @@ def _pass_on(
 
 
 def _summed(observe: Observer, edges: int) -> Observer:
-    """Return a function that takes the gradients of all edges to one input; their sum is observed when all are there.
-
-    The loss may not depend on some edges: then it is observed at the end of the backward pass.
-    """
+    """Return what takes the gradients of all edges to one input; their sum is observed when all are there."""
     arrived: list[Tensor] = []
 
     @unseen
@@ -166,7 +142,7 @@ def _summed(observe: Observer, edges: int) -> Observer:
 
     def add(grad: Tensor) -> None:
         if not arrived and edges > 1:
-            at_end_of_backward(show)
+            at_end_of_backward(show)  # the loss may not depend on some edges
         arrived.append(grad.detach())
         if len(arrived) == edges:
             show()
@@ -177,22 +153,13 @@ def _summed(observe: Observer, edges: int) -> Observer:
 def _crossings(
     outputs: Iterable[Tensor], before: Collection[Node], since: int
 ) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """Return the edges of the module's part of the graph, by where they lead, including those that leave it.
-
-    Args:
-        outputs: the tensors that the module returned.
-        before: nodes that existed when the call began, of any thread.
-        since: autograd's sequence number when the call began: nodes of this thread with a smaller one existed too.
-
-    Returns:
-        (node, number of its output) that edges lead to, as in `next_functions` -> the (node, slot in its
-        `next_functions`) pairs that they come from.
-    """
+    """Return the edges from a module's nodes: the (node, output) they lead to, and the (node, slot) they come from."""
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
     seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}
     waiting = list(seen)
     while waiting:
         node = waiting.pop()
+        # Older than the call: any node in `before`, and one of this thread with a smaller number.
         if node in before or sequence_number_of(node) < since:
             continue
         for slot, (following, number) in enumerate(node.next_functions):

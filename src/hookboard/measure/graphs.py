@@ -1,8 +1,7 @@
 """Shows tensors inside the graphs of torch.compile to taps.
 
-Equal modules share a graph, so a graph must not contain anything that belongs to one of them: no name, no tap. Instead
-it calls the operator `hookboard::show` with the tensor and a small tensor, the module's key. When the graph runs, the
-operator finds the tap by this key and shows it the tensor, which the tap handles as in eager mode.
+Equal modules share a graph, which must not contain anything that belongs to one of them: no name, no tap. Instead it
+calls the operator `hookboard::show` with the tensor and a key, which stands for the tap and is a tensor too.
 """
 
 import itertools
@@ -19,8 +18,7 @@ from hookboard.model.sites import Role
 Receive = Callable[[Role, str, Tensor | None], None]
 """Takes a detached tensor of a call of the module, with its role and path; None if it only tells of the call."""
 
-_RECEIVERS: dict[int, Receive] = {}
-"""The number that stands for a receiver in graphs -> the receiver."""
+_RECEIVERS: dict[int, Receive] = {}  # by the number that stands for one in graphs
 _NUMBERS = itertools.count()
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
@@ -54,10 +52,7 @@ NOT_SHOWN = (
 
 
 class GraphEnd:
-    """The hooks of a tap that torch.compile traces into a graph; the graph holds this object instead of the tap.
-
-    It refers neither to the tap, because a graph may live longer, nor to the module.
-    """
+    """The hooks of a tap that torch.compile traces into a graph, which holds this: it may live longer than the tap."""
 
     def __init__(self, receive: Receive, module: nn.Module) -> None:
         number = self._number = next(_NUMBERS)
@@ -108,14 +103,12 @@ class GraphEnd:
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced.
-
-        Those `given` to the module must not be replaced by a copy if the module returns them.
-        """
+        """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced."""
         if not can_be_filled(value):
             return None
         shown: list[list[Tensor]] = []  # each tensor with its copy
         for path, tensor in tensors:
+            # What was `given` to the module stays itself where the module returns it.
             # `tensor in given` would compare the elements.
             if not (tensor.requires_grad and _is_taken(tensor)) or any(other is tensor for other in given):
                 continue
@@ -130,15 +123,12 @@ class GraphEnd:
 
 
 class _ShownGradient(torch.autograd.Function):
-    """Identity whose backward pass sends the gradient to the tap: tensor hooks with side effects cannot be traced.
-
-    It returns a copy, which the compiler optimizes away: on a view, a later in-place operation would fail.
-    """
+    """Identity whose backward pass sends the gradient to the tap: tensor hooks with side effects cannot be traced."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, key: Tensor, role: str, path: str) -> Tensor:
         ctx.key, ctx.role, ctx.path = key, role, path
-        return tensor.clone()
+        return tensor.clone()  # the compiler optimizes it away; on a view, a later in-place operation would fail
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -42,25 +42,11 @@ def hooked(
     with_kwargs: bool = False,
     always_call: bool = False,
 ) -> Hooks:
-    """Hook a module, until the returned hooks are closed or their context ends, with or without an error.
-
-    A copied or unpickled module has none of them from its first call on, and its pickle names nothing of hookboard.
-
-    Args:
-        module: the module.
-        before: takes the module, its arguments and keyword arguments before a call; what it returns, if not None,
-            replaces `(args, kwargs)`. None for no hook.
-        after: takes the module, its arguments and its output after a call; what it returns, if not None, replaces the
-            output.
-        place: hooks run in the order of their places; those of one place as they were attached, but edits of gradients
-            the last attached first, because backward runs in reverse.
-        with_kwargs: whether `after` takes the keyword arguments, too, before the output. Without need it must not: if
-            another thread calls the module while it is hooked or unhooked, torch may leave them out.
-        always_call: whether `after` is called if the module raised an error, too.
-    """
+    """Hook a module with functions that torch calls before and after each call, until the returned hooks are closed."""
     hooks = Hooks()
     try:
         if after is not None:
+            # `with_kwargs` only where needed: torch may leave them out if another thread calls the module meanwhile.
             hook, how = _OnModule(after), {"with_kwargs": with_kwargs, "always_call": always_call}
             hooks["after"] = hook.handle = nn.Module.register_forward_hook(module, hook, **how)
             hook.place = place
@@ -91,11 +77,10 @@ class _OnModule(functools.partial[Any]):
 
 
 def _sort(hooks: "OrderedDict[int, Callable[..., Any]]") -> None:
-    """Sort the hooks of a module in place."""
 
     def order(key: int) -> tuple[int, int]:
         place = getattr(hooks[key], "place", READS)
-        return place, -key if place == EDITS_GRADIENTS else 0
+        return place, -key if place == EDITS_GRADIENTS else 0  # backward runs in reverse
 
     for key in sorted(hooks, key=order):
         hooks.move_to_end(key)
@@ -111,8 +96,7 @@ class _Spares(dict[int, tuple[Any, Any]]):
     __eq__ = object.__eq__
 
 
-own_calls: list[_Spares] = []
-"""One for each running own call, the innermost last."""
+own_calls: list[_Spares] = []  # one for each running own call, the innermost last
 
 
 @contextmanager
@@ -143,14 +127,7 @@ def is_own_call() -> bool:
 
 
 def spare_of(original: T, make_copy: Callable[[T], T]) -> T:
-    """Return the copy that the running own call uses in place of `original`; without an own call, `original` itself.
-
-    The copy is made at the first request, and is the same until the call ends.
-
-    Args:
-        original: the object that must not change.
-        make_copy: copies the object with its state.
-    """
+    """Return the copy, made once, that the running own call uses in place of `original`; else `original` itself."""
     current = original
     for spares in own_calls:  # an inner call copies the copy of the outer one
         if id(current) not in spares:
@@ -165,21 +142,18 @@ Listener = Callable[[Callable[[], None], Sequence[Tensor]], None]
 _listeners: list[tuple[int, Listener]] = []
 """Threads, and who listens to their backward passes. `torch.autograd.backward` is replaced while there are any."""
 
-_ours: Any = None
-"""What was put in place of `torch.autograd.backward` last; that is its `__wrapped__`."""
+_ours: Any = None  # what was put in place of `torch.autograd.backward` last; that is its `__wrapped__`
 
 _changing, _in_backward = threading.Lock(), threading.local()
 
 
 def hear_backward(listener: Listener) -> None:
-    """Call a listener at each backward pass of this thread from now on.
-
-    All threads share one replacement: with one each, the thread that ends last would put back that of another.
-    """
+    """Call a listener at each backward pass of this thread from now on."""
     global _ours
     with _changing:
         _listeners.append((threading.get_ident(), listener))
         if _ours is None or torch.autograd.backward is not _ours:
+            # One for all threads: with one each, the thread that ends last would put back that of another.
             _ours = torch.autograd.backward = _heard(torch.autograd.backward)
 
 

@@ -14,15 +14,8 @@ WHOLE, FIRST, RUNS, LAST = range(4)
 
 
 Shape = tuple[int, int, int, int, int, int]
-"""How a tensor lies in memory, see `on_gpu.measure`.
-
-layout: WHOLE, FIRST, RUNS or LAST.
-outer: how many runs a channel has; for LAST, its values.
-channels: how many there are; 1 without channels.
-inner: the length of a run.
-apart: the distance of the first values of two channels; `inner`, if there are no gaps.
-every: each `every`-th channel has a row; 0 if none has.
-"""
+"""How a tensor lies in memory: its layout, one of these; `outer`, `channels` and `inner`, see `on_gpu.measure`; how far
+apart the first values of two channels are, `inner` without gaps; `every`, see there, 0 if no channel has a row."""
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -37,15 +30,13 @@ def is_plain(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=1 << 14)
 def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None) -> Shape | None:
-    """Return how a tensor that is not empty, with channels along `dim`, lies in memory.
-
-    None if it has gaps that the kernels cannot skip. They can skip gaps between the parts of the first dimension, as in
-    `weight[::4]`, if no other dimension has the channels.
-    """
+    """Return how a tensor that is not empty lies in memory; None if it has gaps that the kernels cannot skip."""
     if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
         dim = None
     values, order = math.prod(shape), dense_order(shape, stride)
     if order is None:
+        # They can skip gaps between the parts of the first dimension, as in `weight[::4]`, if no other has the
+        # channels.
         inner = values // shape[0]
         has_gaps_between_parts_alone = stride[0] >= inner and dense_order(shape[1:], stride[1:]) == [
             *range(len(shape) - 1)
@@ -66,10 +57,9 @@ def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None)
 def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
     """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
 
-    Examples:
-        >>> tensor = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
-        >>> dense_order(tensor.shape, tensor.stride())
-        [0, 2, 3, 1]
+    >>> tensor = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
+    >>> dense_order(tensor.shape, tensor.stride())
+    [0, 2, 3, 1]
     """
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
     expected = 1
@@ -92,11 +82,9 @@ def can_subtract(minus: Tensor, values: Tensor) -> bool:
     return is_dense or minus.is_contiguous()
 
 
-DEVICES = {"cuda"}
-"""The types of devices that Triton's kernel runs on. Tests add the CPU, where Triton's interpreter runs it."""
+DEVICES = {"cuda"}  # with Triton's kernel; tests add the CPU, where Triton's interpreter runs it
 
-WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
+WITHOUT_FLOAT64 = frozenset({"mps"})  # which sums need: tensors there are copied to the CPU to be measured
 
 
 @functools.cache

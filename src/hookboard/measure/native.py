@@ -1,7 +1,4 @@
-"""Calls the compiled kernel in C. Only this file passes memory addresses of tensors to it.
-
-Large tensors are measured by torch's own threads, as many as torch uses. The results do not depend on their number.
-"""
+"""Calls the compiled kernel in C, by addresses of memory. Torch's threads run it; their number changes no result."""
 
 import functools
 
@@ -17,8 +14,7 @@ try:
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-"""The dtypes that the kernel reads, and its number for each."""
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # the kernel's number for each
 
 
 @functools.cache
@@ -44,11 +40,7 @@ Form = tuple[int, int, int, int, int, int, bool]
 
 
 def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs_mean: bool) -> Form | None:
-    """Return how the kernel reads a tensor; None if it cannot.
-
-    The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has; then only that may have the channels. Of a difference it reads no channels.
-    """
+    """Return how the kernel reads a plain tensor on the CPU; None if it cannot, as channels of a difference."""
     if tensor.dtype not in _TYPES or not tensor.numel() or tensor.is_neg():
         return None
     shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
@@ -62,14 +54,7 @@ def form_of(tensor: Tensor, dim: int | None = None, *, has_minus: bool, with_abs
 
 
 def measure_into(job: tuple[Form, Tensor, Tensor | None, int, bool, int], rows: Tensor, bins: Tensor) -> bool:
-    """Measure a tensor, and merge it into its rows, shape (n, WIDTH), and its bins; return True.
-
-    Args:
-        job: the form; the tensor; what is subtracted from it, or None; the first row of the site, which those of
-            channels follow; whether these rows hold nothing yet; and the row of the site's bins, or -1.
-        rows: shape (n, WIDTH), float64.
-        bins: shape (n, BINS), int64.
-    """
+    """Measure a tensor into rows of (n, WIDTH), float64, and bins of (n, BINS), int64; `job` is as in `on_gpu`."""
     form, values, minus, row, is_fresh, bin_row = job
     less, at = 0 if minus is None else minus.data_ptr(), rows.data_ptr() + 8 * WIDTH * row
     counts = 0 if bin_row < 0 else bins.data_ptr() + 8 * BINS * bin_row

@@ -8,21 +8,20 @@ into rows of `FIELDS` that stand in memory already; torch counts the bins. Each 
 - LAST: channels lie side by side, as in (N, T, C) or channels_last. A tile is `ROWS` positions of `WIDE` channels.
 
 **Fast.** A group is what a thread loads at once, 16 bytes. The loop over tiles has no barrier and moves nothing between
-threads: each keeps sums of its own, which are reduced once, after the loop. Each program writes the rows of its
-channels into `scratch` and counts itself in `counters`. The last one of a group of channels merges their rows, and the
-last of all merges those of the tensor (as in "split K" matrix products). The counters are 0 again at the end.
+threads: each keeps sums of its own, reduced once after the loop. Each program writes the rows of its channels into
+`scratch` and counts itself in `counters`. The last one of a group of channels merges their rows, and the last of all
+merges those of the tensor (as in "split K" matrix products). The counters are 0 again at the end.
 
 **True.** The results are exact to 1e-6 whatever the values. The squares of a group are of the differences from its own
 mean, in float32, in units of a power of two that brings its largest magnitude into [1, 2): none overflows. All that
 follows is float64, as is each sum, since a mean may cancel. Sums over groups are about a pivot, the mean of the first
 tile that has a finite value. The square of its distance from the mean of all N values is at most N/T times their
 variance, for a tile of T values: so what cancels in `squares - total**2 / n` costs at most a factor N/T, of the 1e16
-that float64 has. Rows are merged by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm
-for computing sample variances", 1979).
+that float64 has. Rows are merged as by `row.merge`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# ruff: noqa: D417, N803, N806
+# ruff: noqa: N803, N806
 # What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are.
 
 import contextlib
@@ -93,16 +92,14 @@ def _many(is_so, LAYOUT: tl.constexpr):
 
 @triton.jit
 def _summable(at, is_there, mean):
-    """Load rows, [PARTS, CHANNELS] pointers, as [PARTS, CHANNELS, COLUMNS], so that they merge column by column.
-
-    Means are multiplied by the counts; squared differences are from `mean`, [CHANNELS]; the smallest are negated.
-    """
+    """Load rows, [PARTS, CHANNELS] pointers, as [PARTS, CHANNELS, COLUMNS], so that they merge column by column."""
     # Other programs may have written them: `.cg` passes by the cache of this multiprocessor.
     column = tl.arange(0, COLUMNS)[None, None, :]
     is_here = is_there[:, :, None] & (column < WIDTH)
     found = tl.load(at[:, :, None] + column, mask=is_here, other=0.0, cache_modifier=".cg")
     number = tl.load(at, mask=is_there, other=0.0, cache_modifier=".cg")[:, :, None]
     away = (tl.load(at + 1, mask=is_there, other=0.0, cache_modifier=".cg") - mean[None, :])[:, :, None]
+    # Squared differences from `mean`, [CHANNELS]; the smallest values negated; means times the counts.
     found = tl.where(column == 2, found * found + away * away, tl.where(column == 8, -found, found))
     found = tl.where((column >= 1) & (column <= 3), number, 1.0) * found
     return tl.where(is_here | (column < 8), found, float("-inf"))
@@ -136,16 +133,11 @@ def measure(
     inner: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     IS_ALIGNED: tl.constexpr
 ):  # fmt: skip
-    """Measure a tensor.
-
-    Args:
-        values: float16, bfloat16 or float32, in one run of memory.
-        slab: float64, (n, WIDTH): what is merged into, from `row` on.
-        scratch, counters: float64, (n, WIDTH), and int32, (n,), all 0: as many as `Form.needs`.
-        outer, channels, inner: the runs of a channel (for LAST, values), the channels (1 for none), a run's values.
-        programs, every: how many measure a group of channels; each `every`-th channel has a row, none if that is 0.
-        IS_ALIGNED: whether each group begins at a multiple of 16 bytes.
-    """
+    """Measure `values`, float16, bfloat16 or float32 in one run of memory, into rows of `slab`, from `row` on."""
+    # `slab` and `scratch` are (n, WIDTH), float64, `counters` (n,), int32, all 0: as many as `Form.needs`. A channel is
+    # `outer` runs of `inner` values (for LAST, `outer` values), `channels` is 1 for none. `programs` measure a group of
+    # channels; each `every`-th channel has a row, none if that is 0. IS_ALIGNED: each group begins at a multiple of 16
+    # bytes.
     number = tl.program_id(0)
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
     group, program, one = number // programs, number % programs, tl.arange(0, 1)
@@ -311,11 +303,7 @@ def _tile(layout: int, vector: int) -> tuple[int, int]:
 
 
 def measure_into(job: Job, slab: Tensor, bins: Tensor) -> bool:
-    """Measure a tensor on the current stream; torch computes a difference, in float32.
-
-    It is merged into its rows of `slab`, shape (n, WIDTH), float64, and of `bins`, shape (n, BINS), int64. Returns
-    whether that worked; if not, nothing has changed there.
-    """
+    """Measure a tensor on the current stream, as `native.measure_into`; False if that failed, and changed nothing."""
     form, values, minus, first_row, is_fresh, bin_row = job
     values = values if minus is None else values.float() - minus
     is_done = _launch(form, values, slab, [form.numbers[0], first_row, *form.numbers[1:], int(is_fresh)])

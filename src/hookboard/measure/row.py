@@ -16,24 +16,17 @@ from hookboard.model.sites import MODEL, ROLES, Role, Site, Stage
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
-"""The columns of a row.
+"""The columns of a row; means instead of sums, so that nothing overflows.
 
-count: how many values are finite. All columns but nan, posinf and neginf describe only the finite values.
-nan, posinf, neginf: how many values are NaN, +Inf, -Inf.
-mean: the mean. abs_mean: the mean of the absolute values.
+count: how many values are finite; all columns but nan, posinf and neginf (counts of the others) describe only these.
 deviation: the root of the mean squared difference from the mean (the standard deviation with divisor `count`).
-zeros: how many values are 0. min, max: the extremes; inf and -inf where count is 0.
-
-A row has means instead of sums, so that no column exceeds the largest value and nothing overflows.
-"""
+zeros: how many values are 0. min, max: the extremes; inf and -inf where count is 0."""
 
 WIDTH = len(FIELDS)
 
-NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
-"""The columns that count what is not finite."""
+NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)  # the columns that count what is not finite
 
-EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
-"""The row of a tensor without elements."""
+EMPTY = (0.0,) * 8 + (math.inf, -math.inf)  # of a tensor without elements
 
 MAX_CHANNEL_ROWS = 1024
 """Maximum number of channels of a tensor that get a row; of more, every k-th does. All ranks send these rows at a look:
@@ -82,13 +75,10 @@ def elements_in(rows: Rows) -> Rows:
 
 
 def merge(rows: Tensor, others: Tensor) -> Tensor:
-    """Merge rows with as many others, one by one: each result describes the values of both. Shape (n, WIDTH), float64.
-
-    The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979).
-    """
+    """Merge rows, shape (n, WIDTH), float64, with as many others: each result describes the values of both."""
     count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
     more, other_mean, other_deviation, other_abs_mean = others[:, :4].split(1, 1)
+    # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
     share = more / (count + more).clamp(min=1)
     rest, away = 1 - share, other_mean - mean
     # In this order, because a square of a row without values may be infinite.
@@ -99,14 +89,12 @@ def merge(rows: Tensor, others: Tensor) -> Tensor:
 
 
 def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
-    """Merge rows, shape (n, WIDTH), float64, with those of all other ranks, which have as many in the same order.
-
-    The result is the same on all ranks to the bit, see `merge`. A NaN in the column `count` of a rank gives NaN there.
-    """
+    """Merge rows with the same rows of all other ranks, to the same bits on each; a NaN `count` gives NaN."""
     count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
     ends = ranks.max(torch.cat([-rows[:, 8:9], rows[:, 9:]], 1))  # the minimum as the largest negative
     sums = torch.cat([count, count * mean, count * abs_mean, rows[:, 4:8]], 1)
     # Columns without content, as of NaN and infinities, are not sent: channels have many rows.
+    # So a NaN `count` stays on its own rank if no rank has counted anything.
     has_content = ranks.max(((sums != 0) & ~sums.isnan()).any(0).double()).bool()
     sums[:, has_content] = ranks.sum(sums[:, has_content])
     at_least_one = sums[:, :1].clamp(min=1)
@@ -117,19 +105,18 @@ def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
 
 
 def channel_stride(channels: int) -> int:
-    """Return the smallest k such that channels 0, k, 2k, ... are at most `MAX_CHANNEL_ROWS`; only these get a row.
-
-    It depends only on the number of channels, so that all calls, steps, ranks and roles take the same ones. A pattern
-    that repeats every k channels, or a divisor of k, appears in such a sample everywhere or nowhere.
+    """Return the smallest k with which channels 0, k, 2k, ... are at most `MAX_CHANNEL_ROWS`; only these get a row.
 
     >>> channel_stride(4096), channel_stride(4097), channel_stride(14_336)
     (4, 5, 14)
     """
+    # Of their number alone, so that all calls, steps, ranks and roles take the same ones. A pattern with a period that
+    # divides k appears in such a sample everywhere or nowhere.
     return max(1, -(-channels // MAX_CHANNEL_ROWS))
 
 
 def channel_row_count(channels: int) -> int:
-    """Return how many channels get a row, of a tensor with this many: every `channel_stride(channels)`-th.
+    """Return how many of so many channels get a row.
 
     >>> channel_row_count(4096), channel_row_count(14_336), channel_row_count(1_000_003)
     (1024, 1024, 1024)
@@ -138,24 +125,20 @@ def channel_row_count(channels: int) -> int:
 
 
 MANTISSA_BITS = 4
-"""Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
+"""Sixteen bins for each power of two: each is at most 1/16 of its (normal) value wide; TensorBoard's grow by 1/10."""
 
 SHIFT = 23 - MANTISSA_BITS
 """The bits of a float32 shifted right by this are its bin: its sign, exponent, and `MANTISSA_BITS` of its mantissa."""
 
-BINS = 1 << (32 - SHIFT)
-"""The number of bins, for all values of float32. Those of NaN and infinities are left out of histograms."""
+BINS = 1 << (32 - SHIFT)  # for all values of float32; those of NaN and infinities are left out of histograms
 
 
 def as_single(values: Tensor) -> Tensor:
-    """Convert real values to float32 without moving any of them across an edge of a bin.
-
-    Rounding could move a float64 or an integer across an edge, so what is rounded up is replaced by the number before.
-    Values beyond the range of float32 go into the outermost bins.
-    """
+    """Convert real values to float32 without moving any of them across an edge of a bin."""
     if values.dtype is torch.float64 or not values.dtype.is_floating_point:
         wide = values.double()
         single = wide.float()
+        # What was rounded away from 0, to infinity too, could be beyond an edge: the number before takes its place.
         return single.where(single.abs() <= wide.abs(), single.nextafter(torch.zeros_like(single)))
     return values.float()
 
@@ -194,17 +177,13 @@ _ORDER, _EDGES = _bin_edges()
 
 
 def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64) -> Histogram:
-    """Turn the bin counts of a site into a histogram of at most `resolution` bins; of none without values.
-
-    Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
-    hundreds of bins close to zero, and the file would hold them for every site and step. An empty stretch between two
-    bins that hold values is one bin, however wide: a chart draws it alike.
-
-    The first and the last edge are `low` and `high`, the smallest and the largest finite value.
-    """
+    """Turn the bin counts of a site into at most `resolution` bins from `low` to `high`; none without values."""
     ordered = counts[_ORDER].astype(np.float64)
     if not ordered.any():
         return Histogram(np.zeros(1), ordered[:0])
+    # Joined bins are about `1 / resolution` of the range wide: a chart cannot show the hundreds of bins close to zero,
+    # and the file would hold them for every site and step. An empty stretch between two that hold values is one bin,
+    # however wide: a chart draws it alike.
     cuts = 2 * (low / 2 + np.arange(1, resolution) / resolution * (high / 2 - low / 2))  # the range may exceed float64
     starts = np.unique(np.append(0, np.searchsorted(_EDGES, cuts)))
     starts = starts[starts < len(_ORDER)]
@@ -218,17 +197,14 @@ def histogram(counts: np.ndarray, low: float, high: float, resolution: int = 64)
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
-    """Estimate a quantile of the counted values, as `torch.quantile` with linear interpolation; NaN without values.
-
-    Each of the two values that it lies between is taken as the middle of its bin, or as 0 in the two bins next to 0.
-    So the error is at most half the width of these bins: 1/32 of the larger magnitude, or 6e-40 near 0. Beyond the
-    range of float32 the result only lies between `low` and `high`.
-    """
+    """Estimate a quantile of the counted values, as `torch.quantile` with linear interpolation; NaN without values."""
     ends = np.cumsum(counts[_ORDER])
     if not ends[-1]:
         return math.nan
     place = share * (float(ends[-1]) - 1)
     rank = math.floor(place)
+    # Each is off by at most half the width of its bin, 1/32 of its magnitude, and below normal numbers by less than
+    # 7.4e-40. Beyond the range of float32 the result only lies between `low` and `high`.
     lower, upper = (_middle(np.searchsorted(ends, each, side="right").item(), low, high) for each in (rank, rank + 1))
     return lower + (place - rank) * (upper - lower) if place > rank else lower
 
@@ -300,24 +276,17 @@ class ReadingList(tuple[Reading, ...]):
 
 
 class Places:
-    """The sites of a table's rows, and lookups from sites to rows.
-
-    A table passes the same object on while its sites stay the same, so that what others derive from it stays, too.
-
-    Args:
-        sites: the site of each row.
-    """
+    """The sites of a table's rows, and lookups from sites to rows."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
+        # A table passes these places on while its sites stay the same, so that what others derive from them stays, too.
         self.sites = list(sites)
         self.row: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
-        self.first: dict[tuple[str, Role], int] = {}
-        """The row of each module or parameter in a role; of several tensors the first."""
+        self.first: dict[tuple[str, Role], int] = {}  # of several tensors of a module or parameter in a role the first
         for site, row in self.row.items():
             self.first.setdefault((site.name, site.role), row)
         self._tags: dict[tuple[str, Stage], list[str]] = {}
-        self.subset: tuple[list[int], Places] | None = None
-        """The rows that `Readings.where` has selected last, and their places."""
+        self.subset: tuple[list[int], Places] | None = None  # the rows that `Readings.where` selected last
 
     def of_role(self, role: Role) -> list[Site]:
         """Return the sites of a role, in the order of their rows."""
@@ -340,23 +309,13 @@ class Places:
 
 @dataclass(eq=False)
 class Readings(Mapping[Site, Reading]):
-    """The readings of one flush by site, in the order in which the sites were measured first.
-
-    It is a table, because most readings are only read as columns: an object for each would cost more than all else in
-    a flush.
+    """The readings of one flush by site, as columns: an object for each would cost more than all else in a flush.
 
     Args:
-        places: the site of each row.
-        rows: the moments of each site, shape (sites, WIDTH), float64: the columns of `hookboard.measure.row.FIELDS`.
-        channels: the rows of the channels of each site, see `Reading.channels`.
-        dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
-        widths: how many channels each site has, see `Reading.width`.
-        statistics: name of a statistic to its value for each site; None where the site has none.
-        histograms: the histogram of each site; None where there is none.
-        stage: the stage of all readings.
+        rows: the moments of each site, shape (sites, WIDTH), float64.
+        statistics: each statistic's value for each site; None where the site has none.
         flags: the numbers that came with the flush: the largest that any rank reported of each.
         along: further numbers that came with the flush, of this rank.
-        overflowed: whether the gradients are those of a step that overflowed, see `Reading.overflowed`.
     """
 
     places: Places
@@ -397,10 +356,7 @@ class Readings(Mapping[Site, Reading]):
         return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
 
     def as_overflowed(self) -> "Readings":
-        """Return a copy in which gradients have NaN for all statistics except counts, no histogram, and their mark.
-
-        `nonfinite_count` is added, how many values are NaN or infinite.
-        """
+        """Return a copy whose gradients have `nonfinite_count`, NaN for other statistics, and no histogram."""
         of_gradients = [ROLES[site.role].is_gradient for site in self.places.sites]
         counts = self.rows[:, NONFINITE].sum(1).tolist()
         statistics: dict[str, Sequence[float | None]] = {"nonfinite_count": [None] * len(self)}

@@ -31,23 +31,18 @@ that is measured must be copied first, as there are gaps in it that the kernel c
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a table knows of one site over all steps; and, of this step, the arguments from `has_rows` on.
+    """What a table knows of one site over all steps; and, of this step, the fields from `has_rows` on.
 
     Args:
-        site: the site.
         is_off: whether it could not be measured, on any rank.
         is_shared: whether its rows are merged over the ranks; each has the whole of a parameter that is not split.
         has_bins: whether its bins are counted; None before its first tensor.
         shape: that of the first tensor since modules were replaced last; None before, and for nested tensors.
-        readers: how its tensors are read, by what decides that.
-        slab: where its rows are; None before its first tensor.
-        start: the first of its rows there: its own, which those of its channels follow; -1 before a tensor with values.
+        start: the first of its rows: its own, which those of its channels follow; -1 before a tensor with values.
         end: the row behind the last of them.
         bins: the row of its bins; -1 without bins.
         width: the number of channels, with or without a row.
-        has_rows: whether its rows hold something.
-        is_mixed: whether the rows of channels mean nothing, because its tensors had different numbers of channels, or a
-            kernel could not be launched.
+        is_mixed: whether its rows of channels mean nothing: their number changed, or a kernel could not be launched.
         dtype: that of the first tensor.
         own: the numbers of the user's statistics, see `statistics.joined`; None without any.
     """
@@ -75,12 +70,7 @@ class Slot:
 
 
 class Measured(NamedTuple):
-    """What was measured in a step, on the host, in columns over sites. `Readings` says what the other fields are.
-
-    Args:
-        own: the numbers of the user's statistics, shape (sites, statistics), see `statistics.joined`.
-        bins: the counts of each site; None where they were not counted.
-    """
+    """What was measured in a step, on the host, in columns over sites; `own` has shape (sites, statistics)."""
 
     slots: list[Slot]
     rows: np.ndarray
@@ -105,13 +95,7 @@ class Measured(NamedTuple):
 
 
 class Slab:
-    """The rows of all sites on one device, one after the other, and their bins.
-
-    Attributes:
-        kernel: the module whose kernels read tensors of this device; None if there is none.
-        rows: shape (n, WIDTH), float64.
-        bins: shape (n, BINS), int64.
-    """
+    """The rows of all sites on one device, (n, WIDTH), float64, one after the other; their bins, (n, BINS), int64."""
 
     def __init__(self, device: torch.device, plan: Plan) -> None:
         self.device, self._plan = device, plan
@@ -121,15 +105,11 @@ class Slab:
             self.bins = torch.zeros(0, BINS, dtype=torch.int64, device=device)
         self._used = self._used_bins = 0
         self._placed: list[Slot] = []
-        self._is_wasted = False
-        """Whether rows belong to no site any longer, because its tensors have another number of channels now."""
+        self._is_wasted = False  # whether rows belong to no site: its tensors have another number of channels now
         self._stream: Any = None
 
     def place(self, slot: Slot, width: int) -> None:
-        """Reserve rows for a site, and bins if it counts them, unless it has them.
-
-        If a tensor has another number of channels than the first in a step, its rows of channels mean nothing.
-        """
+        """Reserve rows for a site, and bins if it counts them, unless it has them."""
         if slot.start < 0 or (slot.width != width and not slot.has_rows):
             self._is_wasted |= slot.start >= 0
             self._placed.append(slot)
@@ -143,12 +123,9 @@ class Slab:
             slot.is_mixed = True
 
     def follow(self) -> None:
-        """Have the current stream wait for the one that was used before, so that launches run in their order.
-
-        Raises:
-            TypeError: a CUDA graph is being captured: what is launched would become a part of it.
-        """
+        """Have the current stream wait for the one that was used before, so that launches run in their order."""
         if self._is_cuda:
+            # What is launched now would become a part of the CUDA graph.
             if torch.cuda.is_current_stream_capturing():
                 raise TypeError("a CUDA graph is being captured, so its tensors have no values yet")
             stream = torch.cuda.current_stream(self.device)
@@ -158,14 +135,11 @@ class Slab:
             self._stream = stream
 
     def measure(self, slot: Slot, form: Any, values: Tensor, minus: Tensor | None) -> None:
-        """Have the kernel measure a tensor, less another one if there is one, and merge it into its rows.
-
-        Where the kernel cannot be launched, as for lack of memory, torch measures, without channels.
-        """
+        """Have the kernel measure a tensor, less another if there is one, and merge it into its rows."""
         if self._is_cuda:
             self.follow()
         job = form, values, minus, slot.start, not slot.has_rows, slot.bins
-        if not self.kernel.measure_into(job, self.rows, self.bins):
+        if not self.kernel.measure_into(job, self.rows, self.bins):  # it cannot be launched, as for lack of memory
             slot.is_mixed = True
             self.measure_by_torch(slot, values if minus is None else widened(values) - widened(minus), None)
         slot.has_rows = True
@@ -189,7 +163,7 @@ class Slab:
         slot.has_rows = True
 
     def forget(self) -> None:
-        """Let the next step use all rows and bins: rows are overwritten, bins are added to. Sites keep theirs."""
+        """Let the next step overwrite all rows and count anew. Sites keep their rows, unless some are wasted."""
         self.bins.zero_()
         if self._is_wasted:
             for slot in self._placed:
@@ -200,10 +174,7 @@ class Slab:
     def send(
         self, slots: list[Slot], along: Sequence[Tensor | None]
     ) -> Callable[[], tuple[Measured, list[list[float]]]]:
-        """Start the copy of what was measured of some sites, and of `along`, to the host.
-
-        Returns a function that waits for the copies, and returns what was measured, and the numbers of `along`.
-        """
+        """Start the copy of sites' numbers and of `along` to the host; return what waits for it, and returns both."""
         self.follow()
         starts, ends = [slot.start for slot in slots], [0 if slot.is_mixed else slot.end for slot in slots]
         of_bins = [slot.bins for slot in slots]
@@ -248,10 +219,7 @@ def _grown(block: Tensor, needed: int) -> Tensor:
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start the copies of tensors to the host; return a function that waits for them and returns them.
-
-    On other devices than CUDA they are made at once; of a tensor on the CPU it is the tensor itself, not a copy.
-    """
+    """Start the copies of tensors to the host, none of those on the CPU; return what waits for them."""
     hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
     for tensor in tensors:
         if not tensor.is_cuda:
@@ -282,31 +250,14 @@ class Extent(NamedTuple):
 
 
 class Agreement:
-    """The sites that all ranks send at each step, in one order. They agree anew when one of them has something new.
-
-    Args:
-        ranks: the processes; all must merge as often.
-        plan: what is measured.
-    """
+    """The sites that all ranks send at each step, in one order. They agree anew when one of them has something new."""
 
     def __init__(self, ranks: Ranks, plan: Plan) -> None:
         self._ranks, self._plan = ranks, plan
         self._extents: dict[Site, Extent] = {}
 
     def merged(self, found: Measured, slots: dict[Site, Slot], flags: list[float]) -> tuple[Measured, list[float]]:
-        """Return what all ranks have measured, and the largest of each flag.
-
-        What was measured whole on each rank, as parameters are, stays as it is. A site that is switched off on any rank
-        is switched off on this one too.
-
-        Args:
-            found: what this rank has measured.
-            slots: all sites of this rank; those of other ranks are added.
-            flags: numbers of at least 0.
-
-        Raises:
-            RanksLostError: a rank no longer takes part.
-        """
+        """Return what all ranks have measured, and the largest of each flag; add sites of other ranks to `slots`."""
         mine = {slot.site: place for place, slot in enumerate(found.slots) if slot.is_shared}
         new = dict[Site, Extent]()
         for site, place in mine.items():
@@ -321,6 +272,7 @@ class Agreement:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, Extent())
                 self._extents[site] = Extent(width or known.width, has_bins or known.has_bins, known.dtype or dtype)
+        # What was measured whole on each rank, as parameters are, stays as it is.
         own = [place for place, slot in enumerate(found.slots) if not slot.is_shared]
         return self._over_ranks(found, mine, slots).followed_by(found.among(own)), flags
 
@@ -362,7 +314,6 @@ class Agreement:
         return Measured(*every, [extent.width for extent in self._extents.values()]).among(kept)
 
     def _merged_own(self, numbers: torch.Tensor) -> np.ndarray:
-        """Merge the numbers of the user's statistics, see `statistics.joined`."""
         signs = numbers.new_tensor([{"min": -1.0, "max": 1.0}.get(each.merge, 0.0) for each in self._plan.own])
         ends = self._ranks.max((signs * numbers).where((signs != 0) & ~numbers.isnan(), -math.inf))
         sums = self._ranks.sum(numbers.where((signs == 0) | numbers.isnan(), 0))  # which is NaN where one of them is

@@ -21,12 +21,7 @@ AxisScale = Literal["log", "linear"]
 
 
 class MergedSite(NamedTuple):
-    """Everything measured of one site, merged over all its tensors of a step.
-
-    Args:
-        bins: the counts of the values, shape (BINS,); None if they were not counted.
-        channels: the moments of each channel, shape (channels, WIDTH); None if there are none.
-    """
+    """What was measured of one site in a step; bins have shape (BINS,), channels (channels, WIDTH)."""
 
     moments: Moments
     bins: np.ndarray | None
@@ -38,11 +33,9 @@ class Formula(NamedTuple):
     """How a built-in statistic is computed.
 
     Args:
-        value: of `Moments` of arrays over the sites, where the caller silences NumPy's warnings with `np.errstate`. If
-            the moments are not enough, of one `MergedSite`; None if that has no such statistic.
+        value: of `Moments` of arrays, without NumPy's warnings; in `DERIVED` of a `MergedSite`, None if that has none.
         about: its formula, or a definition in words, for docs/statistics.md.
         scale: the scale of a chart's axis that suits its values.
-        needs: `bins` or `channels` if it needs those.
     """
 
     value: Callable[[Any], Any]
@@ -67,10 +60,7 @@ def _dead_fraction(merged: MergedSite) -> float | None:
 
 
 def _underflow(dtype: torch.dtype | None, merged: MergedSite) -> float | None:
-    """Return the share of nonzero values below the smallest normal number of a dtype (or of the site's).
-
-    None for float64, for a dtype that is no float, and if the values were not counted into bins.
-    """
+    """Return the share of nonzero values below the smallest normal number of a dtype, or of the site's."""
     of = dtype or merged.dtype
     if merged.bins is None or of is None or not of.is_floating_point or of is torch.float64:
         return None
@@ -151,8 +141,7 @@ FORMULAS: dict[str, Formula] = {
 }
 """The built-in statistics that follow from the moments alone, by name; `DERIVED` has the others."""
 
-OF_ABS_MEAN = frozenset({"abs_mean", "l1"})
-"""Those that need the column `abs_mean`, which is measured only for them."""
+OF_ABS_MEAN = frozenset({"abs_mean", "l1"})  # those that need the column `abs_mean`, which is measured only for them
 
 
 @dataclass(frozen=True)
@@ -197,21 +186,15 @@ class Statistic:
 
 
 def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
-    """Return what each statistic's function gives for a copy of the tensor, see `joined`, shape (statistics,), float64.
-
-    Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself. torch's random states and the
-    grad mode are restored afterwards.
-
-    Raises:
-        ValueError: a function returned more than one number, or none.
-        Exception: any error of a function.
-    """
+    """Return what each statistic's function gives for the tensor, for `joined`: shape (statistics,), float64."""
     tensor, found = tensor.detach(), []
     device = tensor.device
     accelerators, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+    # Random states and grad mode are as before afterwards, whatever a function does to them.
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
         for statistic in statistics:
             # A copy for each: one that works in place would change the training, and what the next one sees.
+            # Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself.
             copy = tensor.clone()
             given = copy if type(copy) is type(tensor) else tensor
             number = torch.as_tensor(statistic.measure(given), dtype=torch.float64, device=device)
@@ -222,10 +205,8 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
 
 
 def joined(statistics: Sequence[Statistic], numbers: Tensor, others: Tensor) -> Tensor:
-    """Merge numbers of the user's statistics with others, shape (..., statistics) each.
-
-    Those of `mean` are multiplied by how many elements each tensor has: they are added up, and divided at the end.
-    """
+    """Merge numbers of the user's statistics with others, shape (..., statistics) each."""
+    # Those of `mean` are multiplied by how many elements each tensor has: they are added up, and divided at the end.
     merged = numbers + others
     for place, statistic in enumerate(statistics):
         if statistic.merge in ("min", "max"):  # NaN stays NaN
@@ -236,12 +217,7 @@ def joined(statistics: Sequence[Statistic], numbers: Tensor, others: Tensor) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure for the argument `statistics=` of one callback.
-
-    Args:
-        names: the built-in statistics.
-        own: the user's own.
-    """
+    """What to measure for the argument `statistics=` of one callback: built-in ones by name, and the user's own."""
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...] = ()
@@ -268,15 +244,7 @@ class Plan:
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
     ) -> dict[str, list[float | None]]:
-        """Compute all statistics of the plan for many sites at once, by name; None for a site that has none.
-
-        Args:
-            rows: the merged moments of each site, shape (sites, WIDTH).
-            own: the merged numbers of the user's statistics, shape (sites, statistics).
-            bins: the counts of each site; None where they were not counted.
-            channels: the rows of each site's channels; None where there are none.
-            dtypes: the dtype of each site's tensors.
-        """
+        """Compute all statistics by name, of columns with an entry for each site; None for a site that has none."""
         moments, elements, columns = Moments(*rows.T), elements_in(rows), dict[str, list[float | None]]()
         merged: list[MergedSite] = []
         if any(name in DERIVED for name in self.names):
@@ -292,14 +260,7 @@ class Plan:
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
-    """Make the `Plan` for the argument `statistics=`: built-in names, dotted paths and `Statistic` objects.
-
-    The caller measures `also_valid` itself: errors list them as valid, and no `Statistic` may have such a name.
-
-    Raises:
-        ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two `Statistic`s
-            have the same name.
-    """
+    """Make the `Plan` for the argument `statistics=`; the caller measures `also_valid`, which errors list too."""
     given = as_list(statistics)
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
     check_differ("statistics", given, [*(statistic.name for statistic in own), *also_valid])
@@ -308,11 +269,7 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
-    """Return the argument `statistics=` as a list, whether it is one statistic, several or none.
-
-    Raises:
-        ValueError: one of them is neither a name nor a `Statistic`.
-    """
+    """Return the argument `statistics=` as a list; a ValueError if one of them is neither a name nor a `Statistic`."""
     if isinstance(statistics, list | tuple) and not statistics:
         return []
     valid = "the name of a statistic, a hookboard.Statistic('my_name', function), or a list of these"

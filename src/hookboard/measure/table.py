@@ -21,27 +21,19 @@ from hookboard.model.sites import Role, Site, Stage
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
-MOST_READERS = 256
-"""Maximum number of kinds of tensors of a site whose readers are kept: graphs have another size at each step."""
+MOST_READERS = 256  # kinds of tensors of a site whose readers are kept: graphs have another size at each step
 
 
 class Table:
     """Measures the tensors of any number of sites, in any thread, over steps; `send` takes what one of them has left.
 
-    What is measured of a site is kept on the device of its first tensor, or on the host if that device has no float64.
-
     Args:
-        plan: the statistics to measure.
-        device: where most tensors are.
-        stage: the stage that is noted in readings.
-        histogram: whether to count histograms too; or a function that returns this for a site and its first tensor,
-            asked unless a statistic needs the bins of all.
-        channels: tells the dimension of a tensor that holds the channels, which are then measured one by one too.
-            Default: no channels are measured.
-        part: returns what is measured of a parameter, its gradient or its update. Default: all of it.
+        device: where most tensors are; each site is measured where its first tensor is.
+        histogram: whether to count histograms too, or a function that tells it for a site and its first tensor.
+        channels: tells the dimension that holds the channels, if they are to be measured one by one too.
+        part: returns what is measured of a parameter, its gradient or its update.
         opened: called with each site before its first tensor; hooks open theirs while the forward pass runs.
-        ranks: the processes that merge what they measured; every rank must then take what each `send` returns. None if
-            nothing is merged.
+        ranks: those with which to merge; every rank must then take what each `send` returns. None: nothing is merged.
     """
 
     def __init__(
@@ -57,35 +49,23 @@ class Table:
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
-        self.scale: Tensor | None = None
-        """The scale that gradients carry now, shape (), by which they are divided; None if they carry none."""
+        self.scale: Tensor | None = None  # that gradients carry now, shape (), by which they are divided
         self._plan, self._histogram, self._channels = plan, histogram, channels
         self.part, self._opened = part, opened
         self._device = measuring_device(device)
         self._slots: dict[Site, Slot] = {}
-        self._slabs = {self._device: Slab(self._device, plan)}
-        """By device: a model may span several."""
+        self._slabs = {self._device: Slab(self._device, plan)}  # a model may span several devices
         self._lock = threading.RLock()
         """Held while a tensor is measured, and while all is taken: it is wholly in this step or wholly in the next."""
         self._agreement = None if ranks is None else Agreement(ranks, plan)
         self._places = Places([])
 
     def open(self, site: Site) -> Callable[[Tensor], None]:
-        """Return a function that measures a tensor of this site.
-
-        If measuring fails, that function warns once, and does nothing from then on.
-        """
+        """Return a function that measures a tensor of this site; it warns once if that fails, and does nothing then."""
         return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors, each of another site.
-
-        If one cannot be read, its site is left out from then on.
-
-        Args:
-            tensors: the site, the tensor, and the tensor to subtract from it (from the part of it that is measured)
-                first, in float32 at least; None for none.
-        """
+        """Measure many tensors, less the third of a triple (of the part that is measured), in float32 at least."""
         with self._lock:
             for site, tensor, minus in tensors:
                 self._observe(self._slots.get(site) or self._slot(site), tensor, minus)
@@ -101,10 +81,7 @@ class Table:
         return any(slot.is_off and (site.name, site.role) == (name, role) for site, slot in [*self._slots.items()])
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """Return, by name, the shape that was measured for each module or parameter in a role.
-
-        If it has several sites, the first one with a shape counts.
-        """
+        """Return, by name, the shape measured of each module or parameter in a role: of its first site that has one."""
         shapes: dict[str, tuple[int, ...]] = {}
         for site, slot in [*self._slots.items()]:
             if site.role == role and slot.shape is not None:
@@ -127,16 +104,10 @@ class Table:
                 slab.forget()
 
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Take what was measured since the last call, forget it, and start its copy to the host.
+        """Take what was measured since the last call, and start its copy to the host; return what waits for it.
 
-        Args:
-            flags: shape (k,), numbers of at least 0, on any device: `Readings.flags` then has the largest of each over
-                all ranks.
-            along: shape (n,), numbers on any device that go to the host with the same copy, to `Readings.along`.
-
-        Returns:
-            A function that waits for the numbers and merges them over the ranks, and returns the readings. What was
-            sent first must be fetched first. It raises a `RanksLostError` if a rank that merges no longer takes part.
+        That merges over the ranks, so what was sent first must be fetched first; it raises a `RanksLostError` if a rank
+        has left. `flags` and `along`, of one dimension, on any device, become those of the readings.
         """
         with self._lock:
             slots = [slot for slot in self._slots.values() if slot.has_rows and not slot.is_off]
@@ -159,7 +130,6 @@ class Table:
         return arrived
 
     def _slot(self, site: Site) -> Slot:
-        """Return the slot of a site; adds it if it is not there yet."""
         with self._lock:
             if site not in self._slots:
                 self._slots[site] = Slot(site)
@@ -168,7 +138,6 @@ class Table:
 
     # A look measures a thousand tensors: what they all go through calls little.
     def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
-        """Measure a tensor, or its difference from another."""
         if slot.is_off:
             return
         try:
@@ -201,7 +170,6 @@ class Table:
         return widened(gradient.detach()) / scale.to(gradient.device)
 
     def _measure_own(self, slot: Slot, tensor: Tensor) -> None:
-        """Measure the user's statistics."""
         if self._plan.own and not slot.traits.moments_only and tensor.numel():
             own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)

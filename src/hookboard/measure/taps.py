@@ -25,8 +25,7 @@ from hookboard.measure.hooked import Hooks, hooked, own_calls
 from hookboard.model.nested import named_inputs, tensors_in
 from hookboard.model.sites import ROLES, Role, Site
 
-UNKNOWN = -1
-"""The number of a recomputed call if the module was called several times before: it may repeat any of them."""
+UNKNOWN = -1  # the number of a recomputed call if the module was called several times before: it may repeat any
 
 NOT_CALLED = (
     "the module was not called (or its forward was called directly, its parent uses the weights directly, as "
@@ -39,15 +38,10 @@ class Taps:
     """Hooks on modules that show the tensors of some roles to observers while they are active.
 
     Args:
-        modules: name to module.
-        roles: from `input`, `output`, `grad_input`, `grad_output`.
-        open_site: called with a site before its first tensor; returns the observer, a function that is called with
-            each tensor of the site. Tensors are not detached: an observer that keeps one must detach it.
-        in_graphs: whether graphs of torch.compile show their tensors too, if they are compiled while the taps are on.
-        each_call: whether observers get the number of the module's call (counted from 0) as an argument before the
-            tensor.
-        model: contains the modules. Layers in it that torch runs as one fused operation stay fused: in evaluation they
-            and the modules inside them show nothing. None: hooks make torch call each module.
+        open_site: returns the observer of a site, before its first tensor. Tensors are not detached.
+        in_graphs: whether graphs of torch.compile show theirs too, if they are compiled while the taps are on.
+        each_call: whether observers get the number of the module's call, from 0 or `UNKNOWN`, before the tensor.
+        model: layers in it that torch fuses stay so, and show nothing in evaluation. None: torch calls each module.
     """
 
     def __init__(
@@ -74,10 +68,7 @@ class Taps:
             tap.graph_end = GraphEnd(tap.receive, tap.module)
 
     def attach(self) -> None:
-        """Hook the modules; nothing is shown before `active` is set.
-
-        TorchScript modules are never hooked, fused layers and modules inside them only in training while `active`.
-        """
+        """Hook the modules, but those in fused layers, see `layers_around`; nothing is shown before `active` is set."""
         self._hook(tap for tap in self._taps.values() if tap.layer is None)
 
     def _hook(self, taps: Iterable["_ModuleTap"]) -> None:
@@ -132,29 +123,21 @@ class Taps:
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:
-    """Return the layers of a model that torch may run as one operation, by the id of each module in them, or itself.
-
-    In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it. One fused operation does their work;
-    its result differs in the last bits, and is NaN for a fully masked row. torch takes this path only if no module
-    inside has a forward hook or forward pre-hook, so any hook there would change the run. Layers that torch.compile
-    runs are left out: a graph shows tensors only through hooks that it was compiled with.
-    """
+    """Return the layers of a model that torch may run as one operation, by the id of each module in them, or itself."""
+    # In evaluation `nn.TransformerEncoderLayer` calls none of the modules inside it. One fused operation does their
+    # work; its result differs in the last bits, and is NaN for a fully masked row. torch takes this path only if no
+    # module inside has a forward hook or forward pre-hook, so any hook there would change the run.
     every = modules_in(model).values()
     layers = [module for module in every if isinstance(module, nn.TransformerEncoderLayer)]
     if not layers:
         return {}
+    # A graph shows tensors only through hooks that it was compiled with.
     compiled = {id(part) for module in every if runs_compiled(module) for part in modules_in(module).values()}
     return {id(part): layer for layer in layers if id(layer) not in compiled for part in modules_in(layer).values()}
 
 
 class _Call(NamedTuple):
-    """A call of a module.
-
-    Args:
-        number: counts the calls of the module, from 0; a recomputed call may have UNKNOWN.
-        edges: the autograd edges to its inputs, on which their gradients arrive.
-        since: autograd's sequence number when the call began.
-    """
+    """A call of a module: its number (UNKNOWN in some); the edges to its inputs; autograd's number when it began."""
 
     number: int
     edges: Edges
@@ -166,16 +149,11 @@ class _ModuleTap:
 
     def __init__(self, name: str, module: nn.Module, layer: nn.Module | None, taps: Taps) -> None:
         self.module, self.hooks = module, Hooks()
-        self.layer = layer
-        """The fused layer in which even an idle hook would change the run; None for most modules."""
-        self.called = False
-        """Whether a call outside of compiled graphs has been seen."""
-        self.is_in_graph = False
-        """Whether a compiled graph has told of a call."""
-        self.causes: dict[str, str] = {}
-        """By role, why a tensor could not be shown."""
-        self.graph_end: GraphEnd | None = None
-        """Shows the tensors of compiled graphs; None if they are not shown."""
+        self.layer = layer  # the fused layer in which even an idle hook would change the run
+        self.called = False  # whether a call outside of compiled graphs has been seen
+        self.is_in_graph = False  # whether a compiled graph has told of a call
+        self.causes: dict[str, str] = {}  # by role, why a tensor could not be shown
+        self.graph_end: GraphEnd | None = None  # shows the tensors of compiled graphs
         self.running: dict[int, _Call] = {}
         """The calls that have not returned, by the `id` of the tuple of positional arguments; the last one last."""
         self.counts_calls = taps.each_call or "grad_input" in taps.roles
@@ -188,12 +166,7 @@ class _ModuleTap:
     # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Forward pre-hook: shows the inputs.
-
-        Returns:
-            None, which keeps the inputs. While torch.compile traces the module, `(args, kwargs)` with copies of the
-            inputs if their gradients are watched.
-        """
+        """Forward pre-hook: shows the inputs; may return others, which torch.compile traces in their place."""
         if not self._switch.on or kwargs is None or _is_written_down():
             return None
         if torch.compiler.is_compiling():
@@ -202,12 +175,7 @@ class _ModuleTap:
         return None
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
-        """Forward hook: shows the output.
-
-        Returns:
-            None, which keeps the output. While torch.compile traces the module, a copy of the output if its gradient is
-            watched.
-        """
+        """Forward hook: shows the output; may return another, which torch.compile traces in its place."""
         if not self._switch.on or _is_written_down():
             return None
         if torch.compiler.is_compiling():
@@ -221,10 +189,7 @@ class _ModuleTap:
             self._shielded(self._show_from_graph, role, path, tensor)
 
     def _guarded(self, show: Callable[..., object], *given: Any) -> None:
-        """Call `show(*given)`. An error gives a warning, and nothing is shown from then on.
-
-        Does nothing while hookboard itself calls the model.
-        """
+        """Call `show(*given)`, but not in own calls; an error gives a warning, and nothing is shown from then on."""
         if self._is_off or own_calls:
             return
         try:

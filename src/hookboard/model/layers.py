@@ -34,8 +34,7 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "attention": (nn.MultiheadAttention,),
     "dropout": (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
 }
-"""The kinds of layers: a layer is compared with others of its kind first. Order matters: `ReLU6` is a `Hardtanh` too.
-"""
+"""A layer is compared with others of its kind first. Order matters: `ReLU6` is a `Hardtanh` too."""
 
 NORM_NAME = re.compile(r"(?<!Weight)(?<!Spectral)(?<!Act)(?:[Nn]orm|NORM)(?:ali[sz](?:e|er|ation))?(?![a-z])")
 """Class names of normalization layers that are none of torch's, such as `LlamaRMSNorm`. Weight and spectral norms
@@ -47,13 +46,10 @@ LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CEL
 RECTIFIER_NAME = re.compile(r"Re[Ll][Uu]")
 """Class names of activations that give 0 below 0, unless `LEAKY_NAME` fits, such as `ReLUSquaredActivation`."""
 
-NORM_KINDS: frozenset[Kind] = frozenset(get_args(Norm))
-"""Kinds of layers that normalize."""
+NORM_KINDS: frozenset[Kind] = frozenset(get_args(Norm))  # of layers that normalize
 
 CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
-"""Class names of normalization layers whose channels are the second dimension; in others they are the last. If only one
-of these two dimensions has as many elements as the layer has gains, it is that one, whatever the name.
-"""
+"""Class names of norms whose channels are the second dimension, else the last, unless the shape tells which."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +57,8 @@ class Layer:
     """One module that is watched.
 
     Args:
-        name: its dotted name.
-        type: the name of its class.
-        kind: its kind; `other` if it is none of the known ones.
         weights: the dotted names of its own weights, without those of submodules.
-        trainable: the weights with a parameter that requires gradients.
-        shapes: the shape of each weight, by dotted name.
+        trainable: those with a parameter that requires gradients.
         has_modes: whether it may do something else in evaluation than in training.
         is_computed: whether a parametrization or pruning computes what it uses from its weights.
     """
@@ -102,11 +94,7 @@ class Layer:
 
 
 def kind_of(module: nn.Module) -> Kind:
-    """Return the kind of a module; `other` if it is none of the known ones.
-
-    A class that does not derive from one of torch's is recognized by its name, if its parts fit: a norm has no
-    parameters but gains and biases, an activation has none. A norm that applies an activation too is an
-    `activated_norm`.
+    """Return the kind of a module, of a class that is not torch's by its name; `other` if it is none of the known ones.
 
     >>> kind_of(nn.ReLU()), kind_of(nn.Sequential(nn.ReLU()))
     ('rectifier', 'other')
@@ -134,11 +122,7 @@ def _kind_by_name(module: nn.Module, children: Sequence[nn.Module]) -> Kind:
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Parameter]) -> dict[str, Layer]:
-    """Return a `Layer` for each module, by name.
-
-    Args:
-        modules: name to module: all that are watched or own weights.
-        weights: the weights of these modules, by dotted name; lazy ones, which have no shape yet, left out.
+    """Return a `Layer` for each module by name; `weights`, by dotted name, are without lazy ones, which have no shape.
 
     >>> layers_of({"head": nn.Linear(2, 1)}, {})["head"].kind
     'linear'
@@ -181,15 +165,8 @@ def _has_modes(module: nn.Module) -> bool:
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
     """Return an order of execution with later layers put in, each after all layers that the model defines before it.
 
-    Args:
-        order: the names of the layers that ran at first, in that order.
-        late: the names to add; some may be in `order` already.
-        defined: all names, in the order of the model.
-
     >>> order_with_late(["c", "a"], ["b"], ["a", "b", "c"])
     ['c', 'a', 'b']
-    >>> order_with_late(["b", "a"], ["c"], ["a", "b", "c"])
-    ['b', 'a', 'c']
     """
     order, places = list(order), {name: place for place, name in enumerate(defined)}
     for name in [name for name in dict.fromkeys(late) if name not in set(order)]:
@@ -201,19 +178,10 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
 class ChannelDims:
     """Finds the dimension of a tensor that holds its channels (units, features).
 
-    A layer without weights, such as an activation function, has its channels where the layer that ran before it had
-    them. Which one that is, `follow` has been told; of layers that it was not told of, the model's definition decides,
-    by which a module with submodules ends with the last of them.
-
-    Args:
-        layers: layers of the model by name, in the order in which it defines them.
-        with_gradients: whether gradients of inputs and outputs have channels too.
-
-    Examples:
-        >>> import torch
-        >>> dims = ChannelDims({"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")})
-        >>> dims(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
-        2
+    >>> import torch
+    >>> dims = ChannelDims({"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")})
+    >>> dims(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
+    2
     """
 
     def __init__(self, layers: Mapping[str, Layer], *, with_gradients: bool = True) -> None:
@@ -222,6 +190,9 @@ class ChannelDims:
         """Whether the channels were last in the latest layer that ran and does not follow others."""
         self._before: dict[str, bool] = {}
         """The same of the layer before each that follows others, by the name of this one."""
+        # A layer without weights, such as an activation function, has its channels where the layer before it has them.
+        # Until `follow` tells which one that is, the model's definition decides: a module with submodules ends with the
+        # last of them.
         is_last = False
         for name, layer in layers.items():
             is_last, parts = _stands_last(layer, is_last), name.split(".")
@@ -261,12 +232,7 @@ def _follows(layer: Layer | None) -> bool:
 
 
 def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None) -> bool:
-    """Return True if the last dimension of a layer's output holds its channels.
-
-    For a norm it is the dimension of `tensor` that alone has as many elements as the norm has gains; if there is none,
-    its name decides. `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind
-    that keeps the order of its input's dimensions.
-    """
+    """Return True if a layer's output has its channels in the last dimension; `before` says so of the layer before."""
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
@@ -274,6 +240,8 @@ def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None
     if layer.kind in NORM_KINDS:
         if layer.shapes and tensor is not None and not tensor.is_nested:  # a nested one has no sizes
             gains = math.prod(next(iter(layer.shapes.values())))
+            # If only one of the two dimensions has as many elements as the norm has gains, it is that one, whatever the
+            # name.
             is_second, is_last = tensor.shape[1] == gains, tensor.shape[-1] == gains
             if is_second != is_last:
                 return is_last
@@ -282,10 +250,7 @@ def _stands_last(layer: Layer | None, before: bool, tensor: Tensor | None = None
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
-    """Return the channel dimension of a tensor with at least two dimensions.
-
-    For a convolution it follows from the shape of the kernels; otherwise it is the last if `is_last`, else dimension 1.
-    """
+    """Return the channel dimension of a tensor with at least two: 1 or the last; for a convolution its kernels tell."""
     if layer is not None and layer.kind == "conv" and layer.shapes:
         spatial = len(next(iter(layer.shapes.values()))) - 2
         return tensor.dim() - spatial - 1

@@ -14,17 +14,11 @@ from hookboard.base.torch_private import explicit_values
 
 
 def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
+    """Yield every tensor in tuples, lists, mappings and dataclasses with its path: keys and indices, with slashes.
 
-    It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
-    objects are taken to hold no tensor.
-
-    >>> import torch
     >>> x = torch.zeros(1)
     >>> [path for path, _ in tensors_in((x, {"hidden": x, "length": 3}, [x, None]))]
     ['0', '1/hidden', '2/0']
-    >>> [path for path, _ in tensors_in(x)]
-    ['']
     """
     if isinstance(value, Tensor):
         yield "", value
@@ -40,8 +34,6 @@ def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the arguments of a call as one structure: a single positional argument itself, otherwise a dict.
 
-    >>> named_inputs((1,), {})
-    1
     >>> named_inputs((1, 2), {"mask": 3})
     {0: 1, 1: 2, 'mask': 3}
     """
@@ -49,15 +41,8 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return `value` with `change(tensor)` in place of every tensor, called in the order of `tensors_in`.
+    """Return a copy of `value` with `change(tensor)` in place of every tensor; `value` itself if nothing changed.
 
-    `value` itself stays as it is. Containers keep their class. A container in which nothing changed is returned itself,
-    not a copy, except while torch.compile traces: then check `can_be_filled` first.
-
-    Raises:
-        TypeError: a container can neither be copied and filled nor built from its items.
-
-    >>> import torch
     >>> map_tensors(lambda x: x + 1, (torch.zeros(1), {"length": 3}))
     (tensor([1.]), {'length': 3})
     """
@@ -66,7 +51,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if not any(True for _ in tensors_in(value)):
         return value
     items = {key: (item, map_tensors(change, item)) for key, item in _items(value)}
-    # Identity cannot be traced.
+    # Identity cannot be traced: then check `can_be_filled` first.
     if not torch.compiler.is_compiling() and all(old is new for old, new in items.values()):
         return value  # the caller may look at this very one
     try:
@@ -80,8 +65,6 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 def can_be_filled(value: object) -> bool:
     """Return True if `map_tensors` can rebuild `value` while torch.compile traces: it is of tuples, lists and dicts.
 
-    A structure without tensors is not rebuilt: for it the answer is True.
-
     >>> can_be_filled(({"a": 1}, [2]))
     True
     """
@@ -91,7 +74,6 @@ def can_be_filled(value: object) -> bool:
 
 
 def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
-    """Return a container like `value` with other items."""
     kind = type(value)
     if isinstance(value, (tuple, list)):
         return kind(*items.values()) if hasattr(kind, "_fields") else kind(items.values())
@@ -126,7 +108,6 @@ def _fields_of(kind: type) -> tuple[str, ...]:
 def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
     """Return a tensor's shape; None for a nested tensor.
 
-    >>> import torch
     >>> shape_of(torch.zeros(2, 3))
     (2, 3)
     """
@@ -136,7 +117,6 @@ def shape_of(tensor: Tensor) -> tuple[int, ...] | None:
 def shape_in_words(tensor: Tensor) -> str:
     """Write a tensor's shape; for a nested tensor, the shapes of its parts.
 
-    >>> import torch
     >>> shape_in_words(torch.zeros(2, 3))
     '(2, 3)'
     """
@@ -145,25 +125,20 @@ def shape_in_words(tensor: Tensor) -> str:
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """Return the values that a gradient holds in memory, as a strided tensor.
+    """Return the values that a gradient holds in memory: of a sparse one those stored, of a nested one all in a row.
 
-    A strided gradient is returned itself. Of a sparse one these are only the stored values, and of a nested one all
-    values in one dimension. Several values that a sparse gradient stores for one position are not added up, because
-    that would make the host wait for the device; if one of them is not finite, neither is their sum.
-
-    >>> import torch
     >>> stored(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())
     tensor([2.])
     """
     if gradient.is_nested:
         return torch.cat([part.flatten() for part in gradient.unbind()])
+    # Values for one position are not added up, as the host would wait; if one is not finite, neither is their sum.
     return gradient if gradient.layout is torch.strided else explicit_values(gradient)
 
 
 def bytes_of(tensor: Tensor) -> int:
     """Return how many bytes the values of a tensor take, of a sparse one those that it stores; 0 for a nested one.
 
-    >>> import torch
     >>> bytes_of(torch.zeros(4)), bytes_of(torch.eye(4).to_sparse())
     (16, 16)
     """

@@ -1,7 +1,4 @@
-"""Patterns over dotted names: which names they match, and how messages write many names as one pattern.
-
-The page of the tab reads them too: `board/static/patterns.js`.
-"""
+"""Patterns over dotted names, which `board/static/patterns.js` reads too; many names written as one pattern."""
 
 import itertools
 import re
@@ -13,25 +10,20 @@ from hookboard.base.messages import listed
 
 T = TypeVar("T")
 
-EXCLUDE_PREFIX = "!"
-"""The prefix of a pattern that excludes what it matches."""
+EXCLUDE_PREFIX = "!"  # of a pattern that excludes what it matches
 
-REGEX_PREFIX = "re:"
-"""The prefix of a regular expression."""
+REGEX_PREFIX = "re:"  # of a regular expression
 
-STAR = r"(\*\*\.|\*\*|\*)"
-"""The regular expression of a star of a pattern."""
+STAR = r"(\*\*\.|\*\*|\*)"  # the regular expression of a star of a pattern
 
-# "**." also stands for no module at all, as "**/" does in gitignore.
+# `*` stays within one name, `**` crosses dots. "**." also stands for no module at all, as "**/" does in gitignore.
 _STARS = {"*": r"([^.]*)", "**": r"(.*)", "**.": r"((?:.+\.)?)"}
 
 MAX_STARS = 4
 
 
 def parted(given: Iterable[T]) -> tuple[list[T], list[T]]:
-    """Split what a user has given into what is included, and what a leading `!` excludes, without the `!`.
-
-    What is not a string, such as a class, is included.
+    """Split what a user has given into what is included, such as a class, and what a leading `!` excludes, without it.
 
     >>> parted(["layers.*", "!layers.0"])
     (['layers.*'], ['layers.0'])
@@ -47,14 +39,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matched(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern matches as a whole.
-
-    Args:
-        pattern: `*` stays within one name, `**` crosses dots; a leading `re:` makes it a regular expression.
-        names: dotted names; "" is the model itself, which a single `*` does not match.
-
-    Raises:
-        ValueError: what follows `re:` is not a regular expression.
+    """Return the names that a pattern matches as a whole; "" is the model itself, which a single `*` does not match.
 
     >>> matched("**.conv", ["conv", "a.conv", "a.b.conv", "a.conv2"])
     ['conv', 'a.conv', 'a.b.conv']
@@ -79,19 +64,10 @@ def expression_of(pattern: str) -> str:
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Write dotted names in one line; names that differ only in parts that are numbers become one pattern with stars.
-
-    A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses. After
-    the first 12 names and patterns only the number of the others is given.
-
-    Args:
-        names: the names to write.
-        among: all names of the model; it may leave out those of `names`.
+    """Write names in one line; those that differ only in numbers become a pattern, if no other of `among` fits it.
 
     >>> folded(["layers.0.proj", "layers.1.proj", "head"])
     'layers.*.proj (2), head'
-    >>> folded(["layers.0", "layers.1"], among=["layers.final"])
-    'layers.0, layers.1'
     """
     left = dict.fromkeys(names)
     everything, counts = {*left, *among}, Counter(pattern for name in left for pattern in _with_stars(name))

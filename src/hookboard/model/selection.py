@@ -30,34 +30,11 @@ def select(
     *,
     owning: Literal["forward", "parameters"] = "forward",
 ) -> dict[str, nn.Module]:
-    """Return the submodules of `root` that the patterns and types select, in the model's order.
+    """Return the submodules that the patterns and types select, by (their first) name, in the model's order.
 
-    Args:
-        root: the module whose submodules are selected. If it is a leaf, or with `owning="parameters"`, the root itself
-            can be selected too, under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a
-            regular expression.
-        modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**` crosses
-            dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the whole name. Left
-            out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types; none
-            of those that `is_read_by_parent` tells of, unless there is no other.
-        types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes. With
-            `modules`, both must match.
-        owning: what a module must have to be selected: a `forward` to hook, or `parameters` of its own. With
-            `parameters`, `modules` left out means every module that owns some, leaf or not.
-
-    Returns:
-        Name to module. A module with several names has its first.
-
-    Raises:
-        ValueError: a pattern or a type matches nothing, or no module is selected.
-        NothingToSelectError: neither patterns nor types are given, and there is nothing to select.
-
-    Examples:
-        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
-        >>> list(select(net, "**", types="Conv2d"))
-        ['0', '2.0']
-        >>> list(select(net, ["*", "!2"]))
-        ['0', '1']
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
+    >>> list(select(net, "**", types="Conv2d"))
+    ['0', '2.0']
     """
     named = dict(named_submodules(root))
     if owning == "parameters" or _is_leaf("", root):
@@ -72,6 +49,7 @@ def select(
         chosen &= set().union(*(_names_matching(pattern, named) for pattern in wanted_names))
     if wanted_types:
         chosen &= set().union(*(_names_of_type(kind, named) for kind in wanted_types))
+    # By default every leaf, or every module of the types; what its parent reads has no output to measure.
     if not wanted_names and owning == "forward":
         if not wanted_types:
             chosen = {name for name in chosen if _is_leaf(name, named[name])}
@@ -86,14 +64,7 @@ def select(
 
 
 def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Return True for the `out_proj` of an `nn.MultiheadAttention`, which uses its weights and never calls it.
-
-    It has no output to measure, so it is selected by a pattern only; so is what is in a parametrization, which returns
-    a weight.
-
-    Args:
-        name: the name of the module.
-        modules: name to module; "" is the model.
+    """Return True for the `out_proj` of an `nn.MultiheadAttention`, which never calls it, and in parametrizations.
 
     >>> is_read_by_parent("out_proj", {"": nn.MultiheadAttention(4, 2)})
     True
@@ -106,27 +77,17 @@ def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
 
 
 def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`).
-
-    If a wrapper and the module inside it then have the same name, the name means the module inside.
-    """
+    """Yield every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`)."""
     found: dict[str, nn.Module] = {}
     for name, module in modules_in(root).items():
         own = [part for part in name.split(".") if part and part not in WRAPPERS]
         if own:
-            found[".".join(own)] = module
+            found[".".join(own)] = module  # where a wrapper has the same name, the module inside
     yield from found.items()
 
 
 def check_selection(modules: object, types: object = None) -> tuple[list[str], list[str | type]]:
-    """Check what was given as `modules=` and `types=`, without a model.
-
-    Returns:
-        The patterns and the types, as lists; an empty list for None.
-
-    Raises:
-        ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
-    """
+    """Check the arguments `modules=` and `types=`, without a model; return both as lists, empty for None."""
     a_pattern = "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=)"
     a_type = "a class or its name, such as 'Conv2d', or several in a list"
     default = "for the default"
@@ -162,11 +123,9 @@ def _is_of_type(module: nn.Module, kind: str | type) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Return True for a module without submodules that is part of the model, so no metric and no parametrization.
-
-    An `nn.MultiheadAttention` is one, as it never calls the module that it has; so is one with lists of parameters.
-    """
+    """Return True for a module without submodules that is part of the model, so no metric and no parametrization."""
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
+    # Lists of parameters and what is never called, as in `nn.MultiheadAttention`, are no submodules.
     lists = (nn.ParameterList, nn.ParameterDict)
     has_children = any(
         name != PARAMETRIZATIONS and not isinstance(child, lists) and not is_read_by_parent(name, {"": module})

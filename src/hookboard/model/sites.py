@@ -9,11 +9,9 @@ PartRole = Literal[AttentionRole, "expert_tokens"]
 ParameterRole = Literal["parameter", "parameter_grad", "parameter_before", "parameter_update"]
 Role = Literal["input", "output", "grad_input", "grad_output", PartRole, ParameterRole]
 
-Stage = Literal["train", "validate", "test", "predict"]
-"""Where a model runs, in Lightning's terms."""
+Stage = Literal["train", "validate", "test", "predict"]  # in Lightning's terms
 
-MODEL = "model"
-"""What tags call the model itself, whose name is empty: MLflow takes no tag that ends in a slash."""
+MODEL = "model"  # what tags call the model itself, whose name is empty: MLflow takes no tag that ends in a slash
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +20,8 @@ class RoleTraits:
 
     Args:
         kind: its name in tags, of histograms in the plural; "" if nothing of it is logged.
-        is_gradient: whether its tensors are gradients, which come in the backward pass.
-        of_parameter: whether its tensors are parameters, their gradients or updates. Otherwise they
-            come with each call of a module.
-        moments_only: whether only its moments are measured, without a histogram and the user's own statistics. So it is
-            for weights before an update, and for updates.
+        of_parameter: whether its tensors are parameters, their gradients or updates; others come with each call.
+        moments_only: whether it has no histogram and none of the user's own statistics.
     """
 
     kind: str
@@ -48,7 +43,6 @@ ROLES: dict[Role, RoleTraits] = {
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
     "parameter_update": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
-"""All roles, with their properties."""
 
 ATTENTION_ROLES: tuple[Role, Role] = get_args(AttentionRole)
 """What is measured inside `scaled_dot_product_attention`: the largest logit and the entropy of each sampled query."""
@@ -105,14 +99,7 @@ def _prefix(stage: Stage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """The parts of a tag that hookboard has written.
-
-    Args:
-        stage: the stage.
-        kind: the kind of tensor, see `RoleTraits.kind`.
-        statistic: the name of the statistic; "" for a histogram.
-        path: the name of the module or parameter, with the index of the tensor if there are several.
-    """
+    """The parts of a tag that hookboard has written: for `kind` see `RoleTraits`; `statistic` is "" for a histogram."""
 
     stage: Stage
     kind: str

@@ -15,15 +15,10 @@ from hookboard.tracing.rules import TracedStep
 
 
 class Factor(NamedTuple):
-    """A parameter that a call multiplies its input by.
-
-    Args:
-        name: the parameter's name.
-        is_flipped: whether its first dimension is that of the inputs: the call computes `x @ weight`.
-    """
+    """A parameter that a call multiplies its input by."""
 
     name: str
-    is_flipped: bool
+    is_flipped: bool  # whether its first dimension is that of the inputs: the call computes `x @ weight`
 
     def of(self, whole: Tensor) -> Tensor:
         """Return a tensor of the parameter's shape as a matrix of shape (outputs, inputs)."""
@@ -31,19 +26,12 @@ class Factor(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """Two factors through which a layer's input goes beside a frozen weight, as if `up @ down` were added to it.
-
-    Args:
-        weight: the frozen weight.
-        down: the factor that takes the input.
-        up: the factor that takes the result of `down`.
-        biases: the names of the biases that the calls with the factors add.
-    """
+    """Two factors through which a layer's input goes beside a frozen weight, as if `up @ down` were added to it."""
 
     weight: Factor
-    down: Factor
-    up: Factor
-    biases: tuple[str, ...] = ()
+    down: Factor  # takes the input
+    up: Factor  # takes the result of `down`
+    biases: tuple[str, ...] = ()  # those that the calls with the factors add
 
 
 def adapters_of(step: StepTrace) -> list[Adapter]:
@@ -59,12 +47,7 @@ def adapters_of(step: StepTrace) -> list[Adapter]:
 
 
 def _between(beside: Value, adding: Value) -> Adapter | None:
-    """Return the adapter whose output is added to that of a frozen weight; None if the two are anything else.
-
-    Args:
-        beside: what it is added to; other adapters may have been added before.
-        adding: what is added.
-    """
+    """Return the adapter whose output is added to that of a frozen weight; None if the two are anything else."""
     multiplied = _scaled(adding)
     up, value = product_of(multiplied)
     passed = _scaled(value, drops=True)
@@ -72,7 +55,7 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
     if up is None or down is None:
         return None
     weight, given = product_of(beside)
-    while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):
+    while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):  # other adapters
         beside = beside.op.inputs[0]
         weight, given = product_of(beside)
     start = _scaled(source, drops=True, until=given.origin)
@@ -116,15 +99,12 @@ def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
 
 
 def adapters(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for adapters that cannot learn: each factor is frozen, or stands beside one that is 0.
-
-    The gradient of a factor is a multiple of the other one; a bias may give another. It is a note if they are frozen
-    after a training, or beside others that are trained, and an alarm otherwise.
-    """
+    """Yield a finding for adapters that cannot learn: each factor is frozen, or stands beside one that is 0."""
     found, frozen, zero = adapters_of(done.step), list[str](), list[str]()
     parameters, has_product = parameters_in(done.step.model), False
     for one in found:
         down, up = parameters[one.down.name], parameters[one.up.name]
+        # The gradient of a factor is a multiple of the other factor; a bias may give another.
         pairs = (down, _is_zero(up)), (up, _is_zero(down))
         if not (down.requires_grad or up.requires_grad):
             frozen.append(one.down.name)
@@ -133,7 +113,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
             parameters[name].requires_grad or not _is_zero(parameters[name]) for name in one.biases
         ):
             zero.append(one.down.name)
-    is_meant = has_product or len(frozen) < len(found)
+    is_meant = has_product or len(frozen) < len(found)  # frozen after a training, or beside trained ones
     for names, why, advice, is_note in (
         (
             zero,

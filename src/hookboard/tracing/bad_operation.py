@@ -47,27 +47,18 @@ view unsafe_view reshape_alias t transpose permute squeeze unsqueeze expand slic
 relu sum mean
 """
 _HANDING_ON = frozenset(_HANDING.split())
-"""Operations whose result is not finite only because their input is not, but for sums that overflow. Others, such as
-`masked_fill`, may put a NaN into it."""
+"""Operations that only hand on a NaN or Inf, but for sums that overflow; others, as `masked_fill`, may put one in."""
 
-_RESULTS = ("result", "result0", "output")
-"""The names under which a node saves what it has returned."""
+_RESULTS = ("result", "result0", "output")  # the names under which a node saves what it has returned
 
 
 class CallPlace(NamedTuple):
-    """Where an operation was called.
+    """Where an operation was called."""
 
-    Args:
-        module: the layer that was running; "" if unknown.
-        line: the user's line, such as "model.py:31"; "" if unknown.
-        before: calls since the previous node that can make a NaN or Inf, but left no node, as they needed no gradient.
-        is_after: whether the layer is not known, and `module` is the last one before that has weights.
-    """
-
-    module: str = ""
-    line: str = ""
-    before: tuple[str, ...] = ()
-    is_after: bool = False
+    module: str = ""  # the layer that was running; "" if unknown
+    line: str = ""  # the user's, such as "model.py:31"; "" if unknown
+    before: tuple[str, ...] = ()  # calls since the previous node that can make a NaN or Inf, but needed no gradient
+    is_after: bool = False  # whether the layer is not known, and `module` is the last one before that has weights
 
     @property
     def at(self) -> str:
@@ -76,16 +67,10 @@ class CallPlace(NamedTuple):
 
 
 class ProgramStep(NamedTuple):
-    """A node behind the loss of an earlier step.
-
-    Args:
-        name: its operation.
-        weights: the ids of the weights that it takes, perhaps transposed or cast.
-        place: where it was called.
-    """
+    """A node behind the loss of an earlier step: its operation, its weights and its place."""
 
     name: str
-    weights: tuple[int, ...]
+    weights: tuple[int, ...]  # the ids of those that it takes, perhaps transposed or cast
     place: CallPlace
 
 
@@ -97,45 +82,27 @@ Edge = tuple[Node | None, int]
 
 _NO_NODE: Edge = (None, 0)
 
-
 _How = Literal["made", "may have made", "took"]
 
 
 @dataclass(frozen=True)
 class BadOperation:
-    """The operation that made the first NaN or Inf, or the first that is known to have met one.
+    """The operation that made the first NaN or Inf, or the first that is known to have met one."""
 
-    Args:
-        names: its name, such as `log`; several where it is one of those on a line; () if it is known of the loss alone.
-        how: whether it has made the NaN or Inf, may have made or taken it, or has taken it.
-        place: where it was called.
-        taken: its finite inputs, as far as they are known, by their names in torch.
-        given: the tensor with the NaN or Inf; None if it is not known.
-        earlier: unless it has made it, the calls before it that may have.
-        is_last: whether it has returned the loss.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # such as `log`; several if they share a line; () if it is known of the loss alone
     how: _How
     place: CallPlace
-    taken: Mapping[str, Tensor]
-    given: Tensor | None
-    earlier: Sequence[str] = ()
-    is_last: bool = False
+    taken: Mapping[str, Tensor]  # its finite inputs, as far as they are known, by their names in torch
+    given: Tensor | None  # the tensor with the NaN or Inf, if it is known
+    earlier: Sequence[str] = ()  # unless it has made it, the calls before it that may have
+    is_last: bool = False  # whether it has returned the loss
 
 
 @computing_plainly
 @torch.no_grad()
 def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program] = ()) -> BadOperation | None:
-    """Return what made the first NaN or Inf behind a loss that is not finite; None if the graph does not tell.
-
-    No code of the user runs: nodes of custom functions, and tensors that hooks have packed, are left out.
-
-    Args:
-        loss: the loss, before its backward pass.
-        model: the model, whose parameters are finite and tell the layers of the nodes.
-        programs: the nodes behind the losses of an earlier step. Those that are the same tell layer and line.
-    """
+    """Return what made the first NaN or Inf behind a loss, before its backward pass; None if that cannot be told."""
+    # No code of the user runs: nodes of custom functions, and tensors that hooks have packed, are left out.
     nodes, finite = nodes_behind(loss), set[Edge]()
     places = _places(nodes, model, programs)
     taker, start, given = _first_met(nodes, finite) or (None, (loss.grad_fn, 0), None)
@@ -164,12 +131,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
 
 
 def _first_met(nodes: Sequence[Node], finite: set[Edge]) -> tuple[Node, Edge, Tensor] | None:
-    """Return the first node that has saved a NaN or Inf, and that tensor, with its edge; None if none has.
-
-    Args:
-        nodes: the nodes behind the loss, in the order in which they were made.
-        finite: gets the edges that are known to be finite.
-    """
+    """Return the first node that has saved a NaN or Inf, with edge and tensor; None if none has. Adds to `finite`."""
     for node in nodes:
         call = _Call(node)
         finite.update({call.edge_of(name) for name, one in call.taken.items() if is_finite(one)} - {_NO_NODE})
@@ -189,14 +151,7 @@ def _first_met(nodes: Sequence[Node], finite: set[Edge]) -> tuple[Node, Edge, Te
 
 
 def _makers_before(start: Edge, finite: Collection[Edge]) -> tuple[list[Node], list[Node], bool] | None:
-    """Return which nodes have made a NaN or Inf, which may have, and whether it may have come in without a node.
-
-    None if that is hidden by a custom function.
-
-    Args:
-        start: the edge with the NaN or Inf.
-        finite: the edges that are known to be finite.
-    """
+    """Return which nodes made a NaN or Inf, which may have, and whether it may have come in without a node."""
     certain, possible, is_open = list[Node](), list[Node](), start == _NO_NODE
     waiting, seen, bad = [start], set[Edge](), {start}
     while waiting:
@@ -240,11 +195,7 @@ def _makes(call: "_Call") -> Literal["made", "may have made", "passed on"]:
 
 
 class _Call:
-    """The call that made a node, as far as the node has saved it.
-
-    Args:
-        node: the node.
-    """
+    """The call that made a node, as far as the node has saved it."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.name = node, operation_of(node)
@@ -259,15 +210,11 @@ class _Call:
         # A condition, as of `where`, has no edge.
         self._inputs = [name for name in tensors if name not in saved or saved[name].dtype is not torch.bool]
         floats = {name: one for name, one in self._saved.items() if one.is_floating_point()}
-        self.taken = {name: one for name, one in floats.items() if name in self._inputs}
-        """Its inputs, by their names in torch."""
-        self.result = next((floats[name] for name in _RESULTS if name in floats), None)
-        """What it has returned; None if that is not saved."""
-        self.like = next(iter(self.taken.values()), torch.empty(()))
-        """A tensor of the same type, on the same device."""
+        self.taken = {name: one for name, one in floats.items() if name in self._inputs}  # by their names in torch
+        self.result = next((floats[name] for name in _RESULTS if name in floats), None)  # None if it is not saved
+        self.like = next(iter(self.taken.values()), torch.empty(()))  # of the same type and device
 
     def edge_of(self, name: str) -> Edge:
-        """Return the edge of an input."""
         edges, slot = self.node.next_functions, self._inputs.index(name)
         return edges[slot] if slot < len(edges) else _NO_NODE
 
@@ -326,15 +273,11 @@ def _leaf_behind(node: Node | None) -> Tensor | None:
 
 
 MAX_NODES = 20_000
-"""A graph with more nodes is not looked through: torch frees nodes that Python has seen within each other, and some
-29,000 of them overflow a stack of 8 MB."""
+"""Larger graphs are skipped: torch frees nodes that Python saw recursively; some 29,000 overflow an 8 MB stack."""
 
 
 def nodes_behind(loss: Tensor) -> list[Node]:
-    """Return the nodes of the graph of a loss, without those that accumulate gradients, in the order they were made.
-
-    [] if there are more than MAX_NODES.
-    """
+    """Return the nodes behind a loss, but accumulators, in the order they were made; [] if more than MAX_NODES."""
     found, waiting = dict[Node, int](), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -364,10 +307,7 @@ def plain(operation: str) -> str:
 
 
 def _places(nodes: Sequence[Node], model: nn.Module, programs: Sequence[Program]) -> dict[Node, CallPlace]:
-    """Return where each node was made: as in a program, up to where its nodes are others, and from there on back.
-
-    In between it is told by the weights that a node uses; one without any has the layer of the one before it.
-    """
+    """Return where each node was made: as in a program, from both ends while the nodes agree, else by its weights."""
     owners = {id(p): name.rpartition(".")[0] for name, p in parameters_in(model, remove_duplicate=False).items()}
     found, last = dict[Node, CallPlace](), ""
     for node in nodes:

@@ -62,25 +62,16 @@ def row_counts_of(batch: Any) -> frozenset[int] | None:
 
 @computing_plainly
 def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: float = 0.0) -> WorstRows | None:
-    """Return the rows of the batch with the largest loss, or whose loss is not finite; None if no few stand out.
-
-    Known are losses of torch in which each element has a value, and means of squares or absolute values, but not sums
-    of several. No code of the user runs.
-
-    Args:
-        loss: the loss.
-        counts: see `row_counts_of`: with another number of rows, they are not those of the batch.
-        excess: the share of the loss that is more than usual. Finite rows are named if they make half of that.
-    """
+    """Return the rows of the batch with the largest or a non-finite loss; None if it is no matter of a few rows."""
     node = _values_before(loss)
     saved = {} if node is None else saved_tensors_of(node)
     if node is None or "self" not in saved or any(type(one) is not Tensor for one in saved.values()):
-        return None
+        return None  # a loss of no known kind, or code of the user would run
     with torch.no_grad():
         values, is_counted = _values_of(node, {name: one.detach() for name, one in saved.items()})
         rows = _row_count(node, values)
         if rows < 2 or (counts is not None and rows not in counts):
-            return None
+            return None  # they are not those of the batch
         is_counted = is_counted.reshape(rows, -1)
         sums = torch.where(is_counted, values.reshape(rows, -1).double(), 0).sum(1).tolist()
         numbers = is_counted.sum(1).tolist()
@@ -92,6 +83,7 @@ def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: f
         worst = [row for row, value in by_row.items() if value > usual + (most - usual) / 2]
         without = [row for row in by_row if row not in worst]
         mean, rest = (sum(sums[row] for row in some) / sum(numbers[row] for row in some) for some in (by_row, without))
+        # They must make half of `excess`, the share of the loss that is more than usual.
         worst = worst if most > LEAST_FACTOR * usual and mean - rest >= excess / 2 * mean else []
     if not worst or len(worst) > len(by_row) / 2:  # then it is not a matter of rows
         return None
@@ -100,17 +92,14 @@ def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: f
 
 
 def _values_before(loss: Tensor) -> Node | None:
-    """Return the operation before a loss that has a value for each element; None if the loss is no multiple of them.
-
-    It is not where there are other terms, or where elements have factors of their own, as of a mask.
-    """
+    """Return the operation that gave the value of each element, if the loss is a multiple of their sum; else None."""
     node = loss.grad_fn
     for _ in range(NODES_LOOKED_AT):
         if node is None or operation_of(node) in _LOSSES:
             return node
         name, before = operation_of(node), [each for each, _ in node.next_functions if each is not None]
         if name not in _PASSING or len(before) != 1 or (name in _FACTORS and not _has_one_factor(node)):
-            return None
+            return None  # there are other terms, or elements have factors of their own, as of a mask
         node = before[0]
     return None
 
@@ -172,12 +161,9 @@ MIN_SMALL = 8
 
 
 def sentinels_of(model: nn.Module) -> list[Parameter]:
-    """Return a few parameters whose gradients show whether any gradient of a model has a NaN or Inf.
-
-    The backward pass carries a NaN on to every earlier module. So it is enough to read the gradient of the smallest
-    parameter of each module, such as a bias or the weight of a norm, of all parameters of the first module, and those
-    that are sparse, such as an embedding's, because the backward pass may end there.
-    """
+    """Return a few parameters whose gradients show whether any gradient of a model has a NaN or Inf."""
+    # A NaN goes on to every earlier module, so the smallest parameter of each shows it. Where the backward pass may
+    # end, at the first module and at sparse parameters such as an embedding, all are read.
     sparse, owned = list[Parameter](), list[list[Parameter]]()
     for module in modules_in(model).values():
         own = [p for p in parameters_in(module, recurse=False).values() if not is_lazy(p) and not p.is_nested]
@@ -231,7 +217,7 @@ MAX_SEARCHES = 10
 """Maximum number of batches that are searched in one fit. Under a GradScaler some of them have no fault."""
 
 LIST_EVERY_N_BATCHES = 100
-"""At the first batch and every this many batches, the parameters are listed again, since a model may change."""
+"""Every this many batches the parameters are listed again, since a model may change."""
 
 _STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalg_vector_norm", "where", "acos", "asin", "cdist"})
 """Operations whose derivative may be infinite or NaN; as autograd names them."""
@@ -240,32 +226,13 @@ T = TypeVar("T")
 
 
 class BlackBox:
-    """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
-
-    Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
-    each backward pass; `before_optimizer_step`. If reading gradients or the search fails, one warning says so and the
-    black box is switched off.
-
-    No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
-    took and gave. Of several bad batches in a row only the first is searched, and no more than MAX_SEARCHES in all.
-
-    The host waits for the device in each step. `late_event` is what can be known without.
-
-    Args:
-        model: the model.
-        is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
-        world_size: the number of processes.
-    """
+    """Checks the loss and a few gradients of every batch, waiting for the device, and explains the first NaN or Inf."""
 
     def __init__(self, model: nn.Module, *, is_scaled: bool = False, world_size: int = 1) -> None:
-        self.events: list[Nonfinite] = []
-        """The events so far, at most MAX_SEARCHES."""
-        self.is_off = False
-        """True after an error; it then finds nothing more."""
-        self.loss = math.nan
-        """The loss of the last backward pass of the batch, as a number; NaN before."""
-        self.programs: Sequence[Program] = ()
-        """The nodes behind the losses of the first step, which tell layer and line of the same nodes later."""
+        self.events: list[Nonfinite] = []  # so far, at most MAX_SEARCHES
+        self.is_off = False  # True after an error; it then finds nothing more
+        self.loss = math.nan  # of the last backward pass of the batch; NaN before
+        self.programs: Sequence[Program] = ()  # of the first step, for layer and line of the same nodes later
         self._model, self._is_scaled, self._is_averaged = model, is_scaled, world_size > 1
         self._batches = self._searches = 0
         self._was_bad = self._is_bad = self._has_passed = False
@@ -274,12 +241,7 @@ class BlackBox:
         self._sentinels = sentinels_of(model)
 
     def begin_batch(self, batch_idx: int, step: int) -> None:
-        """Call before `training_step`.
-
-        Args:
-            batch_idx: the index of the batch.
-            step: the optimizer step that it belongs to, as loggers count steps.
-        """
+        """Call before `training_step`; `step` is the optimizer step of the batch, as loggers count steps."""
         self._here, self._first_number = (step, batch_idx), sequence_number()
         self.loss, self._has_passed = math.nan, False
         self._was_bad, self._is_bad = self._is_bad, False
@@ -288,35 +250,25 @@ class BlackBox:
         self._batches += 1
 
     def before_backward(self, loss: Tensor, value: float | None = None, batch: Any = None) -> None:
-        """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
-
-        Args:
-            loss: what the backward pass starts from.
-            value: the loss as a number, if the host knows it already; it may be without the scale.
-            batch: the batch that `training_step` was given; None if it is not known.
-        """
+        """Check the loss before each backward pass; `value` is that loss, perhaps unscaled, if the host knows it."""
         self._has_passed = True
         self.loss = _value_of(loss) if value is None else value
         if not math.isfinite(self.loss):
             self._search(lambda now: self._in_forward(loss, batch, now))
 
     def after_backward(self) -> None:
-        """Call after each backward pass. Checks a few gradients, and all of them if one is not finite."""
+        """Check a few gradients after each backward pass, and all of them if one is not finite."""
         if math.isfinite(self.loss):
             self._check_gradients()
 
     def before_optimizer_step(self) -> None:
-        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step.
-
-        Checks the gradients if `before_backward` was not called in this batch, because the user calls
-        `loss.backward()`.
-        """
-        if not self._has_passed:
+        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step."""
+        if not self._has_passed:  # the user calls `loss.backward()`
             self._check_gradients()
         self._stepped = Moment(*self._here, self.loss)
 
     def _check_gradients(self) -> None:
-        if not self._is_scaled:
+        if not self._is_scaled:  # else they overflow now and then
             spoiled = self._shielded(self._bad_gradients)
             if spoiled:
                 self._search(lambda now: self._in_backward(spoiled, now))
@@ -356,10 +308,7 @@ class BlackBox:
         return None
 
     def _in_forward(self, loss: Tensor, batch: Any, now: Moment) -> Nonfinite | None:
-        """Return an event that tells what made a loss NaN or Inf.
-
-        None under a GradScaler if the graph shows nothing but an infinite loss: then only the scale was too large.
-        """
+        """Return an event that tells what made a loss NaN or Inf; None if only the scale of a GradScaler did."""
         is_long = sequence_number() - self._first_number > MAX_NODES
         origin = None if is_long else bad_operation_in(loss, self._model, self.programs)
         is_scale = self._is_scaled and math.isinf(now.loss) and (origin is None or not origin.names or origin.is_last)
@@ -377,12 +326,7 @@ class BlackBox:
         return explain.with_rows_of(event, worst_rows_of(loss, row_counts_of(batch)))
 
     def _in_backward(self, spoiled: Mapping[str, str], now: Moment) -> Nonfinite:
-        """Return an event that tells which layers have bad gradients.
-
-        Args:
-            spoiled: dotted name of each parameter with a bad gradient, mapped to the name of its module.
-            now: the batch.
-        """
+        """Return an event that tells which layers have bad gradients; `spoiled` maps parameters to layers."""
         program = self.programs[0] if len(self.programs) == 1 else ()
         last = {step.place.module: number for number, step in enumerate(program)}
         in_order = sorted(spoiled.items(), key=lambda one: last.get(one[1], -1))

@@ -39,17 +39,11 @@ CREATING = frozenset(
 
 
 class Place(NamedTuple):
-    """A line of the user's code, and the layer that was running.
+    """A line of the user's code, and the layer that was running."""
 
-    Args:
-        module: the dotted name of the innermost running layer; "" outside of all layers.
-        file: the path of the file; "" if no code of the user made the call.
-        line: the line number, from 1.
-    """
-
-    module: str
-    file: str
-    line: int
+    module: str  # the dotted name of the innermost running layer; "" outside of all layers
+    file: str  # the path; "" if no code of the user made the call
+    line: int  # from 1
 
     @property
     def short_line(self) -> str:
@@ -64,28 +58,16 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Op:
-    """A call of a function of torch.
+    """A call of a function of torch."""
 
-    Args:
-        name: the name of the function without leading and trailing underscores, such as `softmax`.
-        arguments: the arguments that were given, by parameter name; positional ones of a function that is not written
-            in Python by index ("0", "1", ...). In place of a tensor stands its `Value`.
-        place: where it was called.
-        with_grad: whether autograd was recording.
-        seen: what the observer of this function returned; None if it has none.
-        results: the values of the tensors that it returned.
-        number: the number that it returned in place of a tensor; None for others.
-        checkpoint: where a reentrant checkpoint was called in which it ran without autograd; None for others.
-    """
-
-    name: str
-    arguments: dict[str, Any]
+    name: str  # without leading and trailing underscores, such as `softmax`
+    arguments: dict[str, Any]  # by name, or by index ("0", ...) if not written in Python; a `Value` for each tensor
     place: Place
-    with_grad: bool
-    seen: Any = None
+    with_grad: bool  # whether autograd was recording
+    seen: Any = None  # what the observer of this function returned
     results: "list[Value]" = field(default_factory=list)
-    number: float | None = None
-    checkpoint: Place | None = None
+    number: float | None = None  # the float that it returned in place of a tensor
+    checkpoint: Place | None = None  # where the reentrant one was called in which it ran without autograd
 
     @functools.cached_property
     def inputs(self) -> "list[Value]":
@@ -95,31 +77,18 @@ class Op:
 
 @dataclass(eq=False)
 class Value:
-    """What is known of a tensor in the step, without its numbers.
+    """What is known of a tensor in the step, without its numbers."""
 
-    Args:
-        op: the call that returned it; None if no call of the step did.
-        path: its path in the batch; None if it is not part of it.
-        parameter: its name, if it is a parameter of the model, else None.
-        shape: its shape.
-        requires_grad: its `requires_grad`.
-        of_batch: whether it is part of the batch, or computed from such a tensor.
-        of_parameters: whether it is a parameter, or computed from one.
-        is_of: tells whether a tensor with the id of this one is this one.
-        scalar: the tensor, if it is a single number that parameters had a part in and that needs no gradient.
-        node: the sequence number of the autograd node that made it, and which of its outputs it is; None without one.
-    """
-
-    op: Op | None
-    path: str | None
-    parameter: str | None
+    op: Op | None  # the call that returned it; None if no call of the step did
+    path: str | None  # in the batch; None if it is not part of it
+    parameter: str | None  # its name, if it is a parameter of the model
     shape: tuple[int, ...]
     requires_grad: bool
-    of_batch: bool
-    of_parameters: bool
-    is_of: Callable[[Tensor], bool]
-    node: tuple[int, int] | None = None
-    scalar: Tensor | None = None
+    of_batch: bool  # whether it is part of the batch, or computed from such a tensor
+    of_parameters: bool  # whether it is a parameter, or computed from one
+    is_of: Callable[[Tensor], bool]  # tells whether a tensor with the id of this one is this one
+    node: tuple[int, int] | None = None  # the sequence number of its autograd node, and which output of that it is
+    scalar: Tensor | None = None  # the tensor, if it is a number that parameters had a part in, without a gradient
 
     @property
     def origin(self) -> "Value":
@@ -154,7 +123,6 @@ Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 
 
 def _values_in(given: Any) -> "Iterator[Value]":
-    """Yield a value, or those in a list or slice, nested ones too."""
     if isinstance(given, Value):
         yield given
     elif isinstance(given, slice):
@@ -228,31 +196,20 @@ def asked(find: Callable[[Any], Iterable[Finding]]) -> Callable[[Any], Iterator[
 
 
 class PartialGraph:
-    """The nodes behind a loss.
-
-    A question is one backward pass from a part of a tensor to other tensors. It accumulates nothing, and keeps what the
-    step's own backward pass needs. Code of the user would run in it only by hooks and in custom functions: where the
-    step has one, nothing is asked.
-
-    Args:
-        nodes: the nodes behind the loss.
-        calls: for each recorded call, the sequence numbers of the nodes that it has made.
-        device: the device of the loss.
-        why_not: why nothing may be asked, as a clause; "" if nothing is known against it.
-    """
+    """The nodes behind a loss, for backward passes that accumulate nothing and keep what the step's own pass needs."""
 
     def __init__(self, nodes: Sequence[Node], calls: Sequence[range], device: torch.device, why_not: str = "") -> None:
         self._device = device
         numbers = list(map(sequence_number_of, nodes))
         counts = Counter(numbers)  # each thread counts for itself
         self._nodes = {number: node for number, node in zip(numbers, nodes, strict=True) if counts[number] == 1}
-        known = {number for call in calls for number in call}
+        known = {number for call in calls for number in call}  # the nodes that recorded calls made
         if not self._nodes.keys() <= known or len(self._nodes) < len(nodes):  # as of compiled code, or of other threads
             why_not = "the step has parts that cannot be inspected"
-        # Also those of DDP and FSDP: they tell others that a backward pass runs.
+        # They may run code of the user; those of DDP and FSDP tell others that a backward pass runs.
         if any(isinstance(node, BackwardCFunction) for node in nodes):
             why_not = "the step uses a custom autograd function"
-        self.why_not = why_not
+        self.why_not = why_not  # as a clause; "" if nothing is known against a question
 
     def let_go(self) -> None:
         """Drop the nodes, which hold what the step has saved for its backward pass."""
@@ -267,16 +224,7 @@ class PartialGraph:
         return {} if self.why_not or value.node is None else saved_tensors_of(self._nodes[value.node[0]])
 
     def gradients(self, end: Value, weights: Tensor, values: Sequence[Value]) -> list[Tensor | None]:
-        """Return the gradient of the weighted sum of a tensor's numbers in each of these tensors; None for 0.
-
-        Args:
-            end: the tensor.
-            weights: the weight of each of its numbers, same shape.
-            values: the tensors, which `has` knows.
-
-        Raises:
-            NotAskedError: code of the user might run; the message says which.
-        """
+        """Return the gradient of a tensor's numbers, summed with `weights`, in each of `values`; None for 0."""
         if self.why_not:
             raise NotAskedError(self.why_not)
         start, edges = self._edge(end), [*map(self._edge, values)]

@@ -11,11 +11,7 @@ from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for the call that cuts the gradient of the most trainable parameters.
-
-    It is an alarm if no parameter gets a gradient, or if it cuts a whole term of the loss, and a note otherwise.
-    If all gradients are exactly 0, yield an alarm for that too, or a note if the loss is 0.
-    """
+    """Yield findings for the call that cuts the gradient of the most parameters, and for gradients that are all 0."""
     if done.trained and len(done.without) == len(done.trained):
         yield from _of_all(done)
         return
@@ -159,10 +155,7 @@ def _named(op: Op) -> str:
 
 
 def _gone(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding if all gradients are exactly 0; it names what makes them so, such as `round`.
-
-    It is a note where the loss is 0 too, as it may be for a first batch.
-    """
+    """Yield a finding if all gradients are exactly 0; it names what makes them so, such as `round`."""
     if done.has_gradient is not False or not done.trained:
         return
     if done.number == 0:

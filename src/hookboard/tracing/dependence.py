@@ -17,8 +17,7 @@ from hookboard.tracing.calls import RESHAPES, Op, PartialGraph, Value, asked, lo
 from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
 
 ROUNDING = 1e-5
-"""A gradient below this share of the largest one is none (a choice): kernels round, and finite masks such as -10000
-leave a little."""
+"""A gradient below this share of the largest is none (a choice): kernels round, and masks of -10000 leave a little."""
 
 MAX_ENDS = 4
 """At most so many of the tensors that enter the loss are asked about, the last ones first (a choice)."""
@@ -27,14 +26,10 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 def _count_of(done: TracedStep) -> int:
-    """Return how many samples the batch has; 0 if its tensors do not tell.
-
-    Its first dimension counts them if the loss depends on a tensor of the batch with one number per sample, shape (n,)
-    or (n, 1), on pictures, on tensors that differ in their second dimension, or on nothing but matrices of real numbers
-    with as many rows.
-    """
+    """Return how many samples the batch has; 0 if its tensors do not tell."""
     given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
     shapes = [value.shape for value in given]
+    # One number for each sample tells, or nothing but matrices of real numbers.
     counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
     if all(len(value.shape) == 2 and value.path in done.step.float_paths for value in given):
         counts |= {shape[0] for shape in shapes}
@@ -75,10 +70,7 @@ BATCH_MIXING = Rule("batch_mixing", batch_mixing, of="step")
 
 
 def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
-    """Return where the batch enters the graph behind a tensor: the first tensors that need a gradient.
-
-    What a batch norm returns counts too: it mixes samples on purpose.
-    """
+    """Return where the batch enters the graph behind a tensor; batch norms count too, which mix samples on purpose."""
     found: dict[Value, None] = {}
 
     def lies_between(one: Value) -> bool:
@@ -189,29 +181,23 @@ def _has_samples(first: Value, count: int) -> bool:
 
 
 def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
-    """Return True if a call mixes samples."""
     given = [one for one in op.inputs if one.of_batch and graph.has(one)]
     return bool(given) and any(graph.has(one) and _mixes(graph, one, given, count) for one in op.results)
 
 
 def _taken_by(op: Op) -> list[Value]:
-    """Return what a call takes of the samples."""
     return [one for one in op.inputs if one.of_batch and one.requires_grad] or op.inputs[:1]
 
 
 def _is_meant(op: Op, count: int) -> bool:
-    """Return True if a call shows that it mixes samples on purpose.
-
-    It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
-    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch.
-    """
+    """Return True if a call shows that it mixes samples on purpose."""
     result, given = op.results[0], _taken_by(op)
     number, first = result.shape.count(count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
-    is_one = math.prod(result.shape) == count or (len(first) == 3 and 1 in first[:2])
-    is_whole = any(not layouts_of(one, count) for one in given) or number < first.count(count)
+    is_one = math.prod(result.shape) == count or (len(first) == 3 and 1 in first[:2])  # one list, or one sequence
+    is_whole = any(not layouts_of(one, count) for one in given) or number < first.count(count)  # of the whole batch
     is_pairs = number > max(1, first.count(count)) or result.shape == (count,) * 2
     is_target = any(one.path is not None for one in others)
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
@@ -284,8 +270,7 @@ NO_INFLUENCE = Rule("no_influence", no_influence, of="step", gives="alarm")
 
 
 SMALL = 1e-5
-"""What is added to a divisor, or is its least, so that it is not 0, is no larger (a choice); 1 + x is another function.
-"""
+"""What is added to a divisor, or is its least, to keep it from 0 is no larger (a choice); 1 + x is another function."""
 
 
 def _is_own_sum(divisor: Value, value: Value) -> bool:
@@ -304,17 +289,11 @@ WEIGHING = ("linear", "matmul", "mm", "conv1d", "conv2d", "conv3d", "lstm", "gru
 
 
 class DataInput(NamedTuple):
-    """The first argument of a function with parameters, if it comes from data alone.
-
-    Args:
-        op: the call.
-        value: the value of the argument.
-        tensor: the argument, detached; of a DTensor what this rank has.
-    """
+    """The first argument of a function with parameters, if it comes from data alone."""
 
     op: Op
     value: Value
-    tensor: Tensor
+    tensor: Tensor  # the argument, detached; of a DTensor what this rank has
 
 
 def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
@@ -330,10 +309,7 @@ _NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "
 
 
 def taken_by_weights(done: TracedStep) -> dict[str, float]:
-    """Map each tensor of the batch that weights do not take as it is, by its path, to the RMS with which they take it.
-
-    Of several the one farthest from 1; 1 if no weights take it, or embeddings as codes. Left out if it is not known.
-    """
+    """Map each tensor of the batch, by path, to the RMS with which weights take it, unless they take it as it is."""
     sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
     of_loss, rms = set(loss_part(done.loss)), dict[Value, float]()
     for op in done.step.ops:
@@ -352,6 +328,7 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
                     rms[value] = _rms_of(op.seen if is_it else None)
                 for path in paths:
                     sizes.setdefault(path, []).append(rms[value])
+    # Of several the one farthest from 1; 1 if no weights take it, or an embedding does, as codes.
     taken = {path: max(each, key=lambda size: abs(math.log(size))) for path, each in sizes.items() if min(each) > 0}
     known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or given else {}
     known = {path: size for path, size in (known | taken).items() if path not in given}

@@ -28,31 +28,23 @@ _IN_ORDER |= frozenset({"view", "view_as", "reshape", "reshape_as", "flatten", "
 _PRODUCTS = frozenset(
     {"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "einsum", "grouped_mm"}
 )
-"""Functions by which experts that are one parameter work: kernels of a convolution and tables of positions are none."""
-
+"""Functions by which experts in one parameter work: no convolutions, whose kernels are none, nor look-ups in tables."""
 
 Experts: TypeAlias = str | tuple[str, ...]
-"""The parameter that holds experts, or the modules that are some."""
+"""The name of the parameter that holds experts, or the names of the modules that are experts."""
 
 
 class Choice(NamedTuple):
-    """Which experts a call picks, as tensors on its device.
+    """Which experts a call picks, as tensors on its device."""
 
-    Args:
-        counts: how many tokens each expert gets, shape (experts,).
-        ties: for how many tokens the last expert that is picked has the score of one that is not.
-        picks: how many experts each token gets.
-        is_coarse: whether rounding to 16 bits or less may make scores equal.
-    """
-
-    counts: Tensor
-    ties: Tensor
-    picks: int
-    is_coarse: bool
+    counts: Tensor  # how many tokens each expert gets, shape (experts,)
+    ties: Tensor  # for how many tokens the last expert picked has the score of one that is not picked
+    picks: int  # how many experts each token gets
+    is_coarse: bool  # whether rounding to 16 bits or less may make scores equal
 
 
 def note_choice(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Choice | None:
-    """Return what is picked from the last dimension of scores that a layer gives; None for others."""
+    """Return what a call picks along the last dimension of the scores that a layer gives; None for other calls."""
     scores, picked = next(iter(given.values())).detach(), results[-1]
     place, usual = ("2", -1) if op.name == "topk" else ("1", None)
     dim = op.arguments.get("dim", op.arguments.get(place, usual))
@@ -87,11 +79,7 @@ def tokens_of_experts(tensor: Tensor, router: Router) -> Tensor:
 
 
 def routers_of(done: TracedStep) -> dict[Router, Op]:
-    """Return each router behind the loss, with its call that picks experts; of several calls of one the last.
-
-    Of several that pick among the same experts the first with the most picks counts: a loss that balances experts may
-    pick the best, or pick once more.
-    """
+    """Return each router behind the loss, with the last call in which it picks experts."""
     used = {id(value) for value in done.loss.ancestors()}
     found: dict[Experts, tuple[Router, Op]] = {}
     for op in done.step.ops:
@@ -102,16 +90,14 @@ def routers_of(done: TracedStep) -> dict[Router, Op]:
             layer, has_picks = _shown_by(op, done.step)
             parts = () if isinstance(among, str) else among
             router = Router(op.place.module, layer, has_picks, parts, len(op.seen.counts), op.seen.picks)
+            # Among the same experts the most picks: a loss that balances them may pick the best, or pick once more.
             if among not in found or router.picks > found[among][0].picks or router == found[among][0]:
                 found[among] = router, op
     return dict(found.values())
 
 
 def _shown_by(op: Op, step: StepTrace) -> tuple[str, bool]:
-    """Return the layer that returns what a call picks, and True; or the scores, in their order, and False.
-
-    The name is "" if no layer does.
-    """
+    """Return the layer that returns the picks of a call, and True; or their scores, and False; or "", and False."""
     value, count = op.inputs[0], len(op.seen.counts)
     if op.results[-1].shape == (*value.shape[:-1], op.seen.picks) and _leaves(op.results[-1], op.place.module, step):
         return op.place.module, True
@@ -134,7 +120,7 @@ def _leaves(value: Value, module: str, step: StepTrace) -> bool:
 
 
 def experts(done: TracedStep) -> Iterator[Finding]:
-    """Yield one finding for each router that leaves out most experts, or whose scores are equal, see `uneven`."""
+    """Yield a finding for each router that leaves out most experts, or whose scores are equal, see `uneven`."""
     for router, op in routers_of(done).items():
         found = uneven(router.module, op.seen.counts.tolist(), router.picks, int(op.seen.ties))
         if found is not None:
@@ -145,7 +131,7 @@ EXPERTS = Rule("experts", experts, of="step")
 
 
 def _experts_of(op: Op, step: StepTrace) -> Experts | None:
-    """Return the experts among which a call picks by the outputs of a layer; None if it picks others."""
+    """Return the experts among which a call picks by the outputs of a layer; None if it picks anything else."""
     count = len(op.seen.counts)
     made = op.inputs[0].ancestors(lambda value: value.parameter is None)
     if not any(product_of(value)[0] is not None and value.shape[-1:] == (count,) for value in made):
@@ -169,21 +155,17 @@ def _alike_in(name: str, module: nn.Module, count: int) -> Iterator[Experts]:
 
 
 def _are_picked(among: Experts, choice: Op, step: StepTrace) -> bool:
-    """Return True if modules, or the parts of a parameter, work side by side, and a choice decides what they take.
-
-    Or it decides what becomes of that which they give. Blocks of a network are none: each takes what another gives. So
-    are a network's kernels, and the best of its classes.
-    """
+    """Return True if experts work side by side, and a choice decides what they take or what becomes of their output."""
     behind = dict[int, int]()  # by value, as bits: what the choice has a part in, and what each of the parts has
     is_picked = False
     for op in step.ops:
         given = [behind.get(id(value), 0) for value in op.inputs]
         bits = functools.reduce(operator.or_, given, 0)
         if isinstance(op.seen, Choice) and bits & ~_CHOSEN:
-            return is_picked  # the next choice, by scores that depend on them, or this one: False
+            return is_picked  # the next choice, by scores that depend on them; or this one, as of the best class: False
         own = _parts_at(op, among)
         if own and bits & ~_CHOSEN & ~own:
-            return False
+            return False  # these are blocks of a network: each takes what another gives
         joins = [each for each, value in zip(given, op.inputs, strict=True) if value.shape]
         is_joined = any(each & _CHOSEN for each in joins) and any(each & ~_CHOSEN for each in joins)
         is_picked |= bool(own and bits & _CHOSEN) or (is_joined and any(value.shape for value in op.results))

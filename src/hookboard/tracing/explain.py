@@ -38,13 +38,7 @@ class Moment(NamedTuple):
 
 
 def forward_event(origin: BadOperation, now: Moment, stepped: Moment | None) -> Nonfinite:
-    """Describe a loss that is not finite because of an operation.
-
-    Args:
-        origin: the operation.
-        now: the batch.
-        stepped: the batch of the last optimizer step; None before the first one of the fit.
-    """
+    """Describe a loss that is not finite because of an operation; `stepped` is the batch of the last step."""
     if not origin.names:
         return replace(unlocated_event(now, f"It may come from {listed(origin.earlier, 3)}."), advice=_CHECK)
     place = origin.place
@@ -69,14 +63,7 @@ def forward_event(origin: BadOperation, now: Moment, stepped: Moment | None) -> 
 
 
 def batch_event(batch: Any, now: Moment, taker: str, *, counts_masks: bool) -> Nonfinite | None:
-    """Describe a NaN or Inf in the batch; None if there is none.
-
-    Args:
-        batch: the batch.
-        now: its place in the training.
-        taker: the layer that takes it first; "" if unknown.
-        counts_masks: True to count a tensor with -Inf alone, as masks have.
-    """
+    """Describe a NaN or Inf in the batch, which layer `taker` takes first ("" if unknown); None if there is none."""
     bad, said, rows = list[Tensor](), list[str](), set[int]()
     for path, tensor in tensors_in(batch):
         if not can_be_read(tensor) or is_finite(tensor) or (is_mask(tensor) and not counts_masks):
@@ -104,15 +91,7 @@ def with_rows_of(event: Nonfinite, worst: WorstRows | None) -> Nonfinite:
 
 
 def backward_event(spoiled: Mapping[str, str], after: str, now: Moment, is_averaged: bool) -> Nonfinite:
-    """Describe gradients that are not finite.
-
-    Args:
-        spoiled: the names of the parameters whose gradients are not finite to those of their layers, in the order in
-            which the step used the layers.
-        after: operations after the last of these layers whose derivative may be infinite; "" if none is known.
-        now: the batch.
-        is_averaged: whether gradients are averaged over several ranks.
-    """
+    """Describe gradients that are not finite; `spoiled` maps parameters to layers, in the order of the forward pass."""
     name, module = list(spoiled.items())[-1]
     count = len(spoiled)
     they = "1 parameter has a non-finite gradient" if count == 1 else f"{count} parameters have non-finite gradients"
@@ -131,14 +110,7 @@ def backward_event(spoiled: Mapping[str, str], after: str, now: Moment, is_avera
 
 
 def parameter_event(name: str, values: Tensor, now: Moment, stepped: Moment | None) -> Nonfinite:
-    """Describe weights that were not finite before the forward pass, as an event of the last optimizer step.
-
-    Args:
-        name: the dotted name of the parameter.
-        values: its values.
-        now: the batch in which it was found.
-        stepped: the batch of the last optimizer step; None before the first one of the fit.
-    """
+    """Describe a weight that was not finite before the forward pass, as an event of the last step, or of the start."""
     held, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
         evidence = f"In the parameter {name!r}, {held} before the first optimizer step of this fit."
@@ -156,12 +128,7 @@ def parameter_event(name: str, values: Tensor, now: Moment, stepped: Moment | No
 
 
 def unlocated_event(now: Moment, why: str) -> Nonfinite:
-    """Describe a loss that is not finite without its place.
-
-    Args:
-        now: the batch.
-        why: a sentence that says why the place is not known, or what it may be.
-    """
+    """Describe a loss that is not finite without its place; the sentence `why` says why, or what it may be."""
     evidence = f"The loss of step {now.step}, batch {now.batch_idx}, is {now.loss}. {why}"
     advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
     return Nonfinite("", "forward", now.step, now.batch_idx, evidence, advice, is_located=False)
@@ -191,7 +158,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 _LOWEST = {"log": 0, "log2": 0, "log10": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, "pow": 0}
-"""Operations to the number at which, or below which, they give no finite value."""
+"""Operations to the number at or below which they may give no finite value."""
 
 
 def _cause(origin: BadOperation) -> tuple[str, str]:

@@ -14,23 +14,22 @@ from hookboard.tracing.dependence import RECURRENT, DataInput, Layout, firsts_be
 from hookboard.tracing.rules import LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
-"""If a larger share of the targets are the inputs some positions later, the model predicts these (a choice)."""
+"""If more than this share of the targets are later inputs, the model predicts these (a choice)."""
 
 MIN_POSITIONS = 4
 """Shorter sequences are not judged (a choice)."""
 
 SEEN = 1e-5
-"""A position counts as seen if its gradient is more than this share of the largest (a choice): finite masks such as
--10000 leave a little."""
+"""A position is seen if its gradient exceeds this share of the largest (a choice): masks of -10000 leave a bit."""
 
 MAX_COLUMNS = 4096
 """Wider data are not searched for the targets (a choice)."""
 
 ENOUGH_BITS = 64
-"""The targets must carry this much, in bits, to be a column of the data by no chance (a choice)."""
+"""Targets of fewer bits may equal a column of the data by chance (a choice)."""
 
 MAX_TARGETS = 64
-"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
+"""The first so many targets of a sample, such as a picture, and loss calls of a step are searched (a choice)."""
 
 MAX_ROWS, MAX_PLACES = 8, 1024
 """So many rows of tokens, and so many tokens of each, are looked at (choices)."""
@@ -41,10 +40,7 @@ SAME = 1e-5
 
 @asked
 def token_order(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if equal tokens in different places have equal outputs, although these depend on other tokens too.
-
-    Only for models with an output for each token. Dropout, and anything else that is drawn, hides it.
-    """
+    """Yield an alarm if equal tokens at different positions have equal outputs that depend on other tokens too."""
     for call in losses_of(done)[:4]:
         source = next((one for one in call.output.ancestors() if _are_tokens(done, one)), None)
         wanted = call.wanted.detach()
@@ -66,7 +62,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         apart = (here - here.take_along_dim(before[:, :, None], 1)).abs().amax(2)
         spread = (outputs - outputs.mean((0, 1))).abs().max()
         if not bool(again.any()) or not bool(apart[again].max() <= SAME * spread) or not bool(spread > 0):
-            continue
+            continue  # dropout, and all else that is drawn, hides it too
         sample, other = again.nonzero()[0].tolist()
         first = int(before[sample, other])
         seen = _seen_from(done, Ahead(call, source, 0, sample, first), first) or set()
@@ -95,10 +91,7 @@ def _are_tokens(done: TracedStep, value: Value) -> bool:
 
 @asked
 def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if a column of the data that enter a linear layer is the target.
-
-    A model that is to give back its input is left out.
-    """
+    """Yield an alarm if a column of the data that enter a linear layer is the target."""
     found = list[tuple[LossCall, DataInput, int]]()
     for call in losses_of(done)[:MAX_TARGETS]:
         if call.target.origin in done.step.given and call.wanted.dim() and not call.wanted.is_complex():
@@ -107,7 +100,7 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
         return
     call, data, column = found[0]
     width = data.tensor[0].numel()
-    if len({other for _, one, other in found if one is data}) <= width / 2:
+    if len({other for _, one, other in found if one is data}) <= width / 2:  # else it is to give its input back
         yield Finding(
             data.op.place.module,
             f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the target of "
@@ -148,21 +141,13 @@ def _bits_in(column: Tensor) -> float:
 
 
 class Ahead(NamedTuple):
-    """Targets that are the inputs at later positions.
-
-    Args:
-        call: the call that compares outputs with them.
-        source: the tensor of the batch, shape (samples, positions, ...).
-        shift: how many positions the input is later than its target.
-        sample: a sample.
-        position: a position of its targets, near the middle.
-    """
+    """Targets that are the inputs `shift` positions later, and a place to test whether the output sees them."""
 
     call: LossCall
-    source: Value
+    source: Value  # the tensor of the batch, shape (samples, positions, ...)
     shift: int
     sample: int
-    position: int
+    position: int  # of the targets, near the middle
 
 
 @asked
@@ -213,7 +198,7 @@ FUTURE_LEAK = Rule("future_leak", future_leak, of="step", gives="alarm")
 
 
 def _ahead_of(done: TracedStep, call: LossCall) -> Iterator[Ahead]:
-    """Yield where the targets of a call are the inputs of later positions, or of the same."""
+    """Yield where the targets of a call are its inputs one or two positions later, or the same; at most one place."""
     output, target, wanted = call.output, call.target, call.wanted.detach()
     sources = [value for value in output.ancestors() if value in done.step.given]
     sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]
@@ -253,7 +238,7 @@ def _ahead_of(done: TracedStep, call: LossCall) -> Iterator[Ahead]:
 
 
 def _is_cut_at_front(value: Value, lengths: range) -> bool:
-    """Return True if a slice has left out the first of so many positions, as in `h[:, 3:]`."""
+    """Return True if a slice has left out first positions, as `h[:, 3:]`, of a dimension with one of these lengths."""
     if value.op is None or value.op.name != "getitem":
         return False
     index, shape = value.op.arguments.get("1"), value.op.inputs[0].shape
@@ -267,7 +252,7 @@ def _is_cut_at_front(value: Value, lengths: range) -> bool:
 
 
 def _is_read_twice(source: Value, output: Value) -> bool:
-    """Return True if layers take it in two ways, as an encoder does that sees all of it, and a decoder."""
+    """Return True if layers take the source in two ways, as an encoder, which sees all of it, and a decoder do."""
     taken = list[tuple[Value, tuple[str, ...]]]()
     for op in {value.op for value in output.ancestors() if value.op is not None}:
         weights = tuple(one.parameter for one in op.inputs if one.parameter is not None)
@@ -277,7 +262,7 @@ def _is_read_twice(source: Value, output: Value) -> bool:
 
 
 def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None:
-    """Return which positions of the source the output at one of them depends on; None if that cannot be told."""
+    """Return the positions of the source on which the output at a position depends; None if that cannot be told."""
     weights = torch.zeros(ahead.call.output.shape)
     placed = _by_position(weights, ahead)
     starts = [(one, taken) for one in firsts_behind(ahead.call.output, done.graph) if (taken := _taken_in(one, ahead))]
@@ -306,10 +291,7 @@ _STAYING |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "tru
 
 
 def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int] | None:
-    """Return where a first tensor that needs a gradient holds the positions of the source; None if that is not clear.
-
-    That is a layout by samples, and the dimension of a sample.
-    """
+    """Return the layout by samples of a first tensor, and the dimension of its positions; None if that is not clear."""
     op, (samples, positions) = first.op, ahead.source.shape[:2]
     data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
     layouts = layouts_of(first, samples)

@@ -25,16 +25,13 @@ def joining(loss: Value) -> Iterator[Op]:
 
 
 def terms_of(loss: Value) -> list[Value]:
-    """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless it is 0.
-
-    Of several that one line makes in a loop, only the last one in the sum.
-    """
+    """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless that is 0."""
     found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
-    return list({kind_of(value): value for value in reversed(found)}.values())
+    return list({kind_of(value): value for value in reversed(found)}.values())  # of a loop, the last in the sum
 
 
 def kind_of(term: Value) -> object:
-    """Return what terms have in common that one line makes of the outputs of the same layers, as in a loop."""
+    """Return what terms have in common that a line makes of the outputs of the same layers, as in a loop."""
     if term.op is None:
         return term
     names, seen, waiting = set[str](), set[Op](), [term.op]
@@ -82,10 +79,7 @@ def _parts(value: Value) -> list[Value]:
 
 
 def trained_by(value: Value) -> set[str] | None:
-    """Return the names of the parameters that a gradient of this value reaches.
-
-    None if it also goes through what no recorded call has computed, such as compiled code.
-    """
+    """Return the parameters that a gradient of this value reaches; None if it also passes what no known call made."""
     names, seen, waiting = set[str](), set[Value](), [value]
     while waiting:
         one = waiting.pop()
@@ -95,7 +89,7 @@ def trained_by(value: Value) -> set[str] | None:
         if one.parameter is not None:
             names.add(one.parameter)
         elif one.op is None and one.path is None:
-            return None
+            return None  # as from compiled code
         if one.op is not None:
             waiting.extend(one.op.inputs)
     return names
@@ -114,26 +108,15 @@ def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
 
 
 class Ledger:
-    """Notes for each term whether its gradient waits, is used, or is thrown away.
-
-    It is used if an optimizer that has one of its weights steps, or if code reads the gradient of one. It is thrown
-    away if all of its weights have lost theirs before. Not asked of terms that give another tensor a gradient as well,
-    such as an input: that may be all they are for.
-
-    Args:
-        model: the model.
-    """
+    """Notes for each term whether its gradient is used, by an optimizer's step or by reading it, or thrown away."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: Mapping[str, nn.Parameter] = parameters_in(model)
         self._waiting: list[tuple[Place, set[str]]] = []
-        self._passes: dict[Place, list[bool]] = {}
-        """For the place of each term, whether it was used, for each backward pass whose gradient is accounted for."""
+        self._passes: dict[Place, list[bool]] = {}  # of each term: whether each settled pass was used
         self._read = 0
-        self.stepped: set[str] | None = None
-        """The parameters with which optimizers have stepped, as they had a gradient; None before the first step."""
-        self.is_in_closure = False
-        """Whether an optimizer calls a closure, as often as it likes: it uses each gradient."""
+        self.stepped: set[str] | None = None  # parameters that had a gradient when an optimizer stepped; None before
+        self.is_in_closure = False  # whether an optimizer calls one, as often as it likes: it uses each gradient
 
     def before_backward(self, loss: Value, ops: Sequence[Op]) -> None:
         """Note the terms of a loss whose backward pass comes next."""
@@ -141,7 +124,7 @@ class Ledger:
         kept = {one for op in ops if op.name == "retain_grad" for one in op.inputs}
         for term in terms_of(loss) if not self.is_in_closure else ():
             if any(one in kept or _is_leaf(one) for one in term.ancestors() if one.parameter is None):
-                continue
+                continue  # it gives another tensor a gradient too, such as an input: that may be all it is for
             if term.op is not None and term.op.place.file and (names := trained_by(term)):
                 self._waiting.append((term.op.place, names))
 
@@ -150,7 +133,6 @@ class Ledger:
         self._waiting = [one for one in self._waiting if self._is_there(one[1])]
 
     def _is_there(self, names: Collection[str]) -> bool:
-        """Return True if any of these parameters has a gradient that is not 0."""
         return any_not_zero(self._parameters[name].grad for name in names)
 
     def before_step(self, optimizer: Any, ops: Sequence[Op]) -> None:
@@ -166,7 +148,7 @@ class Ledger:
         came, self._read = ops[self._read :], len(ops)
         self._use({one.parameter for op in came if op.name == "grad" for one in op.inputs if one.parameter is not None})
         for place, names in self._waiting:
-            if not self._is_there(names):
+            if not self._is_there(names):  # all have lost theirs: it was thrown away
                 self._passes.setdefault(place, []).append(False)
                 names.clear()
         self._waiting = [one for one in self._waiting if one[1]]
@@ -179,13 +161,10 @@ class Ledger:
         self._waiting = [one for one in self._waiting if one[1]]
 
     def findings(self) -> Iterator[Finding]:
-        """Yield an alarm for the first term whose gradient was thrown away in most backward passes.
-
-        Not if no optimizer has stepped at all: then the first batch is a dry run, or one of several before a step.
-        """
+        """Yield an alarm for the first term whose gradient was thrown away in most backward passes."""
         for place, were_used in self._passes.items():
             thrown = were_used.count(False)
-            if thrown > len(were_used) / 2 and self.stepped is not None:
+            if thrown > len(were_used) / 2 and self.stepped is not None:  # else a dry run, or more batches to a step
                 passes = f"in {thrown} of {len(were_used)} backward passes, " if len(were_used) > 1 else ""
                 yield Finding(
                     place.module,
@@ -208,10 +187,7 @@ _LIKE = frozenset({"type_as", "view_as", "reshape_as", "expand_as", "to"})
 
 
 def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> Sequence[Value]:
-    """Return the tensors on which the result of a call depends, among those that it takes.
-
-    Left out is what gives only a shape or dtype, and what is multiplied by 0 or by weights of 0.
-    """
+    """Return the inputs on which a call's result depends, without those taken for their shape or multiplied by 0."""
     numbers = [one for one in op.arguments.values() if isinstance(one, int | float) and not isinstance(one, bool)]
     if op.name in CREATING or (op.name in MULTIPLYING and 0 in numbers):
         return ()
@@ -231,7 +207,6 @@ def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> 
 
 
 def _is_zero(tensor: Tensor | None) -> bool:
-    """Return True if a tensor is there, can be read and is all 0."""
     return tensor is not None and has_memory(held := local(tensor.detach())) and not bool(held.any())
 
 
@@ -243,22 +218,14 @@ def weights_behind(
     *,
     beyond_choices: bool = True,
 ) -> set[str]:
-    """Return the names of the parameters on which a value depends.
-
-    Args:
-        value: the value.
-        parameters: the parameters by name.
-        graph: the graph of the step.
-        but: values that are not looked behind.
-        beyond_choices: whether to look behind calls that pick some numbers of a tensor, such as `gather`: the others,
-            as those of an expert without tokens, have no influence.
-    """
+    """Return the names of the parameters on which a value depends; what is behind the values `but` does not count."""
     found, seen, waiting = set[str](), set(but), [value]
     while waiting:
         one = waiting.pop()
         if one not in seen:
             seen.add(one)
             found |= {one.parameter} if one.op is None and one.parameter is not None else set()
+            # What `gather` and others leave, as the numbers of an expert without tokens, has no influence.
             is_choice = one.op is not None and one.op.name in _CHOOSING and len(one.op.inputs) > 1
             if one.op is not None and (beyond_choices or not is_choice):
                 waiting += _moved_by(one.op, parameters, graph)
@@ -266,16 +233,13 @@ def weights_behind(
 
 
 def still_terms(loss: Value, parameters: Mapping[str, Tensor], graph: PartialGraph) -> set[Value]:
-    """Return the terms that take parameters without a gradient, and do not depend on them, as far as can be told.
-
-    A term of just 0 or 1, such as the share of outputs that are finite, may be the same in every step.
-    """
+    """Return the terms that take parameters without a gradient, and do not depend on them, as far as can be told."""
     terms = (term for term in terms_of(loss) if not term.requires_grad and term.of_parameters)
     return {term for term in terms if _is_constant(term) or not weights_behind(term, parameters, graph)}
 
 
 def _is_constant(term: Value) -> bool:
-    return term.scalar is not None and term.scalar.item() in (0, 1)
+    return term.scalar is not None and term.scalar.item() in (0, 1)  # such as the share of finite outputs
 
 
 def targets_of(loss: Value) -> set[Value]:
@@ -295,5 +259,5 @@ def classes_of(done: TracedStep) -> int:
 
 
 def has_moving_target(done: TracedStep) -> bool:
-    """Return True if the model computes what it is compared with, without a gradient."""
+    """Return True if the model computes what its output is compared with, without a gradient."""
     return any(call.target.of_parameters and not call.target.requires_grad for call in losses_of(done))

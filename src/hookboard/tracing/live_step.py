@@ -38,34 +38,20 @@ _standing: "list[StandingAside]" = []
 
 
 class StandingAside:
-    """Takes a trace off the stack, between `put` and `close`, where it would change what runs.
-
-    That is in compiled code, which would be compiled with the trace in it; in the steps of optimizers; in backward
-    passes; and where torch asks whether there is a mode, because layers in evaluation mode then take a slower way with
-    other rounding.
-
-    Args:
-        trace: the trace. Its `compiled_calls` counts the calls of compiled code.
-        at_backward: called with each loss whose backward pass begins.
-        at_step: called with each optimizer that steps, before it does, and whether it is given a closure; with None
-            after it.
-    """
+    """Takes a trace off the stack, between `put` and `close`, where it would change what runs."""
 
     def __init__(
         self, trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
     ) -> None:
         self._trace, self._at_backward, self._at_step = trace, at_backward, at_step
+        # Where torch finds a mode, layers in evaluation mode take a slower way, with other rounding.
         self._asking = Replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace))
-        self._replaced = [self._asking, Replaced(*COMPILED_CODE, self._around_compiled)]
+        self._replaced = [self._asking, Replaced(*COMPILED_CODE, self._around_compiled)]  # else compiled with the trace
         self._stepping: list[Any] = []
         self._until_stepped = ExitStack()
 
     def put(self) -> None:
-        """Begin; `close` takes back what is there, whatever ends this in the middle.
-
-        Raises:
-            NotReadError: another one has begun.
-        """
+        """Begin; NotReadError if another has. `close` takes back what is there, whatever ends this in the middle."""
         if _standing:
             raise NotReadError("another HealthMonitor inspects it")
         _standing.append(self)
@@ -183,8 +169,7 @@ def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bo
 MAX_TRIES = 3
 """A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
 
-_SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})
-"""The functions by which a library scales a loss, or averages it over devices."""
+_SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})  # by which a library scales a loss, or averages it
 
 
 def ending_the_record(method: Callable[..., None]) -> Callable[..., None]:
@@ -206,12 +191,8 @@ def ending_the_record(method: Callable[..., None]) -> Callable[..., None]:
 class LiveStep:
     """Follows the first training step of a run, and judges each of its losses right before the backward pass.
 
-    The step is the first batch with a backward pass, of at most MAX_TRIES. Call `begin` before each of these batches,
-    `before_backward` and `after_backward` around backward passes that the loop announces, `end` after each batch, and
-    `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
-
-    Args:
-        loop: the `Loop` of the run.
+    Call `before_backward` and `after_backward` around the backward passes that the loop announces, and `leave` when the
+    run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -227,10 +208,8 @@ class LiveStep:
         self._findings: list[Finding] = []
         self._outside: list[Outsider] = []
         self._facts = StepFacts()
-        self.programs: list[Program] = []
-        """The autograd nodes behind each loss so far, with layer and line."""
-        self.adapters: list[Adapter] = []
-        """The adapters that the calls so far show."""
+        self.programs: list[Program] = []  # the autograd nodes behind each loss so far, with layer and line
+        self.adapters: list[Adapter] = []  # those that the calls so far show
 
     def begin(self, batch: Any) -> None:
         """Follow the batch that comes next; it is None if it is not known."""
@@ -382,7 +361,6 @@ class LiveStep:
             warn(f"the training step was not inspected ({type(error).__name__}: {error})")
 
     def _say_opaque(self, reader: Reader) -> None:
-        """Say in one line each what was not looked into."""
         if reader.step.compiled_calls:
             calls = f"{reader.step.compiled_calls} call{'s' * (reader.step.compiled_calls > 1)}"
             inform(f"the training step was inspected, except for {calls} of compiled code, which cannot be inspected.")

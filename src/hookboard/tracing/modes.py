@@ -22,11 +22,7 @@ def _has_a_mode(module: nn.Module) -> bool:
 
 
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if norms or dropouts run in evaluation mode, or those of frozen modules in training mode.
-
-    Batch norms whose running statistics never move from 0 and 1 are an alarm: in evaluation mode they normalize
-    nothing.
-    """
+    """Yield findings on norms and dropouts in the wrong mode, and on batch norms whose statistics never move."""
     yield from _still_statistics(done.step.model)
     modules = _trained_with_modes(modules_in(done.step.model), done.trained)
     ran, trained = _modes_in(done), _modes_in(done, trained=True)
@@ -66,14 +62,9 @@ EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
 
 
 def _modes_in(done: TracedStep, *, trained: bool = False) -> dict[str, bool]:
-    """Return the norms and dropouts behind the loss by name, with whether any call of them was in training mode.
-
-    Args:
-        done: the step.
-        trained: whether to take only those through which a gradient goes, unlike in a baseline.
-    """
+    """Return the norms and dropouts behind the loss by name, with whether any call of them was in training mode."""
     modules, found = modules_in(done.step.model), dict[str, bool]()
-    behind = {value.op for value in done.loss.ancestors() if value.requires_grad or not trained}
+    behind = {value.op for value in done.loss.ancestors() if value.requires_grad or not trained}  # a baseline has none
     for op in done.step.ops:
         name, mode = op.place.module, _mode_of(op)
         module = modules.get(name)
@@ -92,12 +83,7 @@ def _mode_of(op: Op) -> bool | None:
 
 
 def _trained_with_modes(modules: Mapping[str, nn.Module], trained: Collection[str] = ()) -> dict[str, nn.Module]:
-    """Return the norms and dropouts with a mode by name, without those in modules that are frozen now and in the step.
-
-    Args:
-        modules: all modules of the model by name.
-        trained: the parameters that the step trains; it may have frozen them for a while.
-    """
+    """Return by name the norms and dropouts with a mode, but for modules that are frozen now and in the step."""
     above = {path for name in trained for path in accumulate(name.split("."), "{}.{}".format)}
     return {
         name: one for name, one in modules.items() if _is_with_mode(one) and not _is_frozen_at(name, modules, above)
@@ -109,10 +95,7 @@ def _is_with_mode(module: nn.Module) -> bool:
 
 
 def _is_frozen_at(name: str, modules: Mapping[str, nn.Module], above: Collection[str] = ()) -> bool:
-    """Return True if the innermost module from this one outwards that holds parameters is frozen, and not `above`.
-
-    What is inside a module with a trainable parameter may be frozen; what is around it is not.
-    """
+    """Return True if the innermost module from `name` outwards that has parameters is frozen, and not in `above`."""
     while name and not parameters_in(modules[name]):
         name = name.rpartition(".")[0]
     return bool(name) and name not in above and _is_frozen(modules[name])
@@ -138,16 +121,13 @@ class Modes:
         return [*self._left_in_evaluation(modules, step), *self._without_statistics(modules)]
 
     def _left_in_evaluation(self, modules: Mapping[str, nn.Module], step: int) -> Iterator[Finding]:
-        """Yield an alarm if all that were in training mode are in evaluation mode while the model trains.
-
-        Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
-        """
+        """Yield an alarm if all that were in training mode are in evaluation mode while the model trains."""
         there = list[str]()
         for name in self._awake or ():
             # What has been frozen since is in evaluation mode on purpose.
             if name in modules and _is_with_mode(modules[name]) and not _is_frozen_at(name, modules):
                 if modules[name].training or modules[name.rpartition(".")[0]].training:
-                    return
+                    return  # where only the norms are in evaluation mode, someone has frozen their statistics
                 there.append(name)
         if not there:
             return
@@ -164,10 +144,7 @@ class Modes:
         )
 
     def _without_statistics(self, modules: Mapping[str, nn.Module]) -> Iterator[Finding]:
-        """Yield an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
-
-        So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
-        """
+        """Yield an alarm if frozen batch norms have others' weights, but no statistics: a teacher without buffers."""
         norms = {name: one for name, one in modules.items() if isinstance(one, BATCH_NORMS) and not one.training}
         new = [name for name, norm in norms.items() if _is_frozen(norm) and _is_new(norm) and _has_moved(norm)]
         if new and not self._has_seen_copies:
@@ -216,7 +193,7 @@ HEAVY_SHARE = 0.9
 
 
 def dropout(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for the dropouts that drop 90 % of the values or more, but not all."""
+    """Yield an alarm for the dropouts that drop HEAVY_SHARE of the values or more, but not all."""
     heavy = {str(op.place): (op, share) for op in done.step.ops if HEAVY_SHARE <= (share := _dropped(op)) < 1}
     if heavy:
         op, share = next(iter(heavy.values()))

@@ -25,39 +25,21 @@ from hookboard.tracing.program import StepTrace
 
 
 class Outsider(NamedTuple):
-    """A parameter that the model does not have, and that a gradient reaches.
+    """A parameter that the model does not have, and that a gradient reaches."""
 
-    Args:
-        number: its id.
-        is_gone: tells whether it has been freed, as after the step if the step had made it for itself.
-        name: where a list or dict of the model holds it, such as `net.layers[0].weight`; "" if none does.
-        line: the line of code that uses it first, as in `model.py:31`; "" if it is not known.
-        shape: its shape.
-        is_fresh: whether it looks as torch initializes linear layers.
-        is_copy: whether it is nearly a parameter of the model, as an average of its weights is.
-    """
-
-    number: int
-    is_gone: Callable[[], bool]
-    name: str
-    line: str
+    number: int  # its id
+    is_gone: Callable[[], bool]  # whether it has been freed, as after the step if that had made it for itself
+    name: str  # in a list or dict of the model, such as `net.layers[0].weight`; "" if it is in none
+    line: str  # the first that uses it, as in `model.py:31`; "" if it is not known
     shape: tuple[int, ...]
-    is_fresh: bool
-    is_copy: bool
+    is_fresh: bool  # whether it looks as torch initializes linear layers
+    is_copy: bool  # whether it is nearly a parameter of the model, as an average of its weights is
 
 
 def findings_of_optimizers(
     optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
 ) -> Iterator[Finding]:
-    """Yield findings on trainable parameters that are in no optimizer.
-
-    Args:
-        optimizers: all optimizers.
-        model: the model.
-        reached: the names of the parameters that a gradient reaches; None if they are not known: then nothing is said
-            of parameters that are in no optimizer.
-        outside: the parameters that a gradient reaches and that the model does not have.
-    """
+    """Yield findings on parameters that a gradient reaches (None: not known which) and that no optimizer has."""
     parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}
     held = _held_by(optimizers)
     outside = [one for one in outside if one.is_gone() or one.number not in held]
@@ -68,7 +50,6 @@ def findings_of_optimizers(
 
 
 def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
-    """Return all tensors that the optimizers hold, by id."""
     return {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -166,18 +147,12 @@ def _first_line(step: StepTrace, value: Value) -> str:
 
 
 def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
-    """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches.
-
-    An alarm if a matrix among them still looks as torch initializes it, so that it was never trained. A note otherwise,
-    and if that `may_be_meant`, as for a copy of the model that `training_step` trains itself. Nothing if all these
-    matrices are copies of the model's, such as averaged weights, or if the step has made the parameters, such as a
-    perturbation, and none looks like a new layer.
-    """
+    """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches."""
     fresh = [one for one in left if one.is_fresh]
     matrices = fresh or [one for one in left if len(one.shape) > 1]
     made = sum(one.is_gone() for one in left)
     if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
-        return
+        return  # averaged weights, or a perturbation that the step has made
     anew = f" ({made} made by the step itself)" if made else ""
     they = "1 parameter gets a gradient but is" if len(left) == 1 else f"{len(left)} parameters get gradients but are"
     shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
@@ -192,19 +167,17 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model registers their parameters; ignore this if they should stay fixed, like a network used "
         "only in the loss",
-        "alarm" if fresh and not may_be_meant else "note",
+        "alarm" if fresh and not may_be_meant else "note",  # fresh: never trained; meant: the step trains its copy
         is_hard=False,
         rule="not_in_optimizer",
     )
 
 
 NEAR_COPY = 0.5
-"""A matrix is a copy of another if its difference from it is less than this share of it (a choice): that of two random
-ones is sqrt(2) times as large."""
+"""A matrix is a copy if it differs by at most this share (a choice): two random ones differ by sqrt(2)."""
 
 
 def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
-    """Return True if two parameters have one shape and type, and nearly equal numbers."""
     if one.shape != of.shape or one.dtype != of.dtype or one.device != of.device:
         return False
     return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
@@ -230,27 +203,19 @@ SAMPLED_PARAMETERS = 8
 """About this many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""
 
 WATCHED_STEPS = 4
-"""How many steps of each optimizer are watched (a choice): the fault shows from the second one on."""
-
+"""What so many steps of each optimizer leave is watched (a choice): the fault shows from the second step on."""
 
 STALE_GRADIENTS = Rule("stale_gradients", None, of="step", gives="alarm")
 
 
 @dataclass
 class _Left:
-    """A gradient that the last step of an optimizer has left. The tensor is not kept: that would hold its memory.
-
-    Args:
-        parameter: whose gradient it is.
-        identity: the `id` of the gradient.
-        version: its version counter after the latest backward pass. It grows with each change in place.
-        is_added_to: whether a backward pass has added to it.
-    """
+    """A gradient that the last step of an optimizer has left. The tensor is not kept: that would hold its memory."""
 
     parameter: Tensor
-    identity: int
-    version: int
-    is_added_to: bool = False
+    identity: int  # the `id` of the gradient
+    version: int  # its version counter after the latest backward pass, which grows with each change in place
+    is_added_to: bool = False  # by a backward pass
 
     @property
     def is_there(self) -> bool:
@@ -268,23 +233,14 @@ class _Left:
 
 
 class StaleGradients:
-    """Detects that nothing clears the gradients between two steps of an optimizer.
-
-    Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
-
-    Args:
-        model: the model.
-        optimizers: the optimizers of the Trainer.
-    """
+    """Detects, from a few gradients, that nothing clears them between two steps of an optimizer."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
         self._watched = {id(optimizer): optimizer for optimizer in optimizers}
         self._steps = Counter[int]()
-        self._left: dict[int, list[_Left]] = {}
-        """Of each optimizer, since the first backward pass after its last step."""
-        self._stale: list[tuple[str, Place, int]] = []
-        """Of each optimizer that stepped with stale gradients in the current batch: class, user's line, gradients."""
+        self._left: dict[int, list[_Left]] = {}  # by optimizer, from the first backward pass after its last step on
+        self._stale: list[tuple[str, Place, int]] = []  # in this batch: optimizer's class, user's line, gradients
 
     @property
     def is_over(self) -> bool:
@@ -342,7 +298,7 @@ class StaleGradients:
 
 
 def _sampled(optimizer: Optimizer) -> list[_Left]:
-    """Return the present gradients of a few of an optimizer's parameters, which are dense and not nested."""
+    """Return the present gradients of a few of an optimizer's parameters, but for sparse and nested ones."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     some = ((p, p.grad) for p in parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)])
     return [
@@ -353,10 +309,7 @@ def _sampled(optimizer: Optimizer) -> list[_Left]:
 
 
 def _place_of_step(model: nn.Module) -> Place:
-    """Return the user's line that calls `step()`; under automatic optimization where they define `optimizer_zero_grad`.
-
-    Its file is "" if that is no code of the user.
-    """
+    """Return the user's line that calls `step()`, or defines `optimizer_zero_grad` if Lightning does; or no file."""
     if is_lightning(model, LightningModule) and model.automatic_optimization:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)

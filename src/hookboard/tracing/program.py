@@ -63,11 +63,9 @@ _OVERRIDES = inspect.getfile(torch.overrides)
 _CHECKPOINTED = CheckpointFunction.forward.__code__
 """The code that runs what a reentrant checkpoint was given."""
 
+# Locals of no other code are read: Python would change what its `locals()` returned, and hold them to its end.
 _MODULE_CALLS = calls_of_modules()
-"""The code that calls a module, with its arguments as `args` and `kwargs`.
-
-No other locals are read: Python then changes what `locals()` has returned to the function, and has its frame hold them
-to its end, as this code does anyway."""
+"""The code that calls a module, with its arguments as `args` and `kwargs`."""
 
 _RISKY = {
     **{
@@ -76,7 +74,6 @@ _RISKY = {
     **dict.fromkeys(("div", "truediv", "rtruediv", "divide"), "div"),
 }
 """Name of a function that can make a NaN or Inf to what it is called in messages."""
-
 
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad_fn"})
 """Functions after which a backward pass may do something besides; nodes get hooks by way of `grad_fn`."""
@@ -89,17 +86,7 @@ class NotReadError(RuntimeError):
 
 
 class StepTrace(TorchFunctionMode):
-    """Records each call of a function of torch that its thread makes between `begin` and `leave`.
-
-    It raises nothing: an error of ours ends the record, and `fault` says what it was. Calls by hookboard itself, but
-    for edits, and by optimizers are left out.
-
-    Args:
-        model: the model whose step runs.
-        batch: the batch that the step takes.
-        observers: function name to what is called with the tensors of each call of that function.
-        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True.
-    """
+    """Records each call of torch by its thread, from `begin` to `leave`; an error of ours ends the record alone."""
 
     def __init__(
         self,
@@ -110,35 +97,24 @@ class StepTrace(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.model = model
-        self.ops: list[Op] = []
-        """Every call, in order."""
+        self.ops: list[Op] = []  # every call, in order
         self.thread = threading.get_ident()
         self.is_over = False
-        self.fault: Exception | None = None
-        """Why the record is not complete; None if it is."""
-        self.is_maximized: bool | None = False
-        """Whether the optimizers take a higher loss for a better one; None if only some of them do."""
-        self.compiled_calls = 0
-        """How many calls of compiled code were not looked into."""
-        self.not_asked = ""
-        """Why nothing is asked of the graph; "" if it may be."""
-        self.loss_calls: dict[Value, list[Any]] = {}
-        """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
-        self._at_backward = at_backward
-        self._observers = observers
+        self.fault: Exception | None = None  # why the record is not complete; None if it is
+        self.is_maximized: bool | None = False  # whether the optimizers prefer a higher loss; None if only some do
+        self.compiled_calls = 0  # how many calls of compiled code were not looked into
+        self.not_asked = ""  # why nothing is asked of the graph; "" if it may be
+        self.loss_calls: dict[Value, list[Any]] = {}  # by loss, what `losses_of` has found, until `let_go`
+        self._at_backward = at_backward  # called with the loss before `loss.backward()`, which runs if it returns True
+        self._observers = observers  # by name of the function whose calls they see
         self._values: dict[int, Value] = {}
-        self.given: dict[Value, Tensor] = {}
-        """The tensors of the batch."""
-        self.numbers: list[range] = []
-        """The sequence numbers of the nodes that each call has made."""
-        self._first_number = 0
-        """The sequence number of the first node that the step makes."""
+        self.given: dict[Value, Tensor] = {}  # the tensors of the batch
+        self.numbers: list[range] = []  # the sequence numbers of the nodes that each call has made
+        self._first_number = 0  # the sequence number of the first node that the step makes
         self._modules = {id(module): name for name, module in modules_in(model).items()}
         self._buffers = {id(buffer) for _, buffer in nn.Module.named_buffers(model)}
-        self.float_paths: set[str] = set()
-        """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
-        self._entered: set[Value] = set()
-        """The tensors of the batch; if the loop does not pass it, those that the model is called with."""
+        self.float_paths: set[str] = set()  # of tensors of the batch with floats, or that enter the model as such
+        self._entered: set[Value] = set()  # the tensors of the batch; if it is not known, what the model is called with
         self.note_batch(batch)
         self.is_batch_known = bool(self._entered)
         for name, parameter in parameters_in(model).items():
@@ -159,7 +135,7 @@ class StepTrace(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
+        """Call the function; record the call if it returns a tensor, or is one of `CUTS` or `retain_grad`."""
         kwargs = kwargs or {}
         caller, noted, runs = None, None, True
         try:
@@ -201,7 +177,7 @@ class StepTrace(TorchFunctionMode):
     def _before(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
     ) -> Any:
-        """Return the call that comes, and its arguments that are tensors."""
+        """Return the call that comes, its arguments that are tensors, and the sequence number before it."""
         if not self.is_batch_known:
             self._note_inputs()
         arguments = _bound(func, args, kwargs)
@@ -220,11 +196,8 @@ class StepTrace(TorchFunctionMode):
         return op, tensors, sequence_number()
 
     def _note_inputs(self) -> None:
-        """Record the arguments of the running call of the model: some loops do not tell the batch.
-
-        They are read from the stack. A hook on the model would become part of compiled code.
-        """
-        frame = inspect.currentframe()
+        """Record the arguments of the running call of the model from the stack: some loops do not tell the batch."""
+        frame = inspect.currentframe()  # a hook on the model would become part of compiled code
         while frame is not None:
             if frame.f_code in _MODULE_CALLS and frame.f_locals["self"] is self.model:
                 self.note_batch([frame.f_locals["args"], frame.f_locals["kwargs"]])
@@ -232,7 +205,6 @@ class StepTrace(TorchFunctionMode):
             frame = frame.f_back
 
     def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor], number: int) -> None:
-        """Record a call that has been made."""
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
         name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
         place = self._place() if results or name in CUTS or name == "retain_grad" else None
@@ -312,11 +284,7 @@ class StepTrace(TorchFunctionMode):
         return found
 
     def flow(self) -> Flow:
-        """Return which layer's output flows into which other one.
-
-        A tensor that comes from neither the batch, a parameter nor a recorded call, such as the result of a compiled
-        block, may come from any earlier layer.
-        """
+        """Return which layer's output flows into which other one."""
         above: dict[str, int] = {}
         bits: dict[str, int] = {}
         behind: dict[int, int] = {}
@@ -326,7 +294,7 @@ class StepTrace(TorchFunctionMode):
                 if value.op is not None:
                     given |= behind.get(id(value.op), 0)
                 elif value.path is None and value.parameter is None:
-                    given |= (1 << len(above)) - 1
+                    given |= (1 << len(above)) - 1  # as of a compiled block: from any earlier layer
             name = op.place.module
             if name:
                 bits.setdefault(name, 1 << len(above))
@@ -366,10 +334,7 @@ class StepTrace(TorchFunctionMode):
         return value
 
     def _is_data(self, tensor: Tensor) -> bool:
-        """Return True if an unknown tensor seems to be part of a batch that the loop did not pass.
-
-        It has as many samples as what the model was called with, if that is known.
-        """
+        """Return True if an unknown tensor seems to be part of a batch that the loop did not pass."""
         if self.is_batch_known or tensor.requires_grad or tensor.is_nested or id(tensor) in self._buffers:
             return False
         if isinstance(tensor, nn.Parameter) or not tensor.dim():
@@ -383,7 +348,6 @@ class StepTrace(TorchFunctionMode):
         return value if value is not None and value.is_of(tensor) else None
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
-        """Record a tensor, and return its value."""
         inputs = [] if op is None else op.inputs
         of_batch = path is not None or any(value.of_batch for value in inputs)
         of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
@@ -413,13 +377,7 @@ class StepTrace(TorchFunctionMode):
         return None if frame is None else self._place(frame)
 
     def _place(self, frame: FrameType | None = None) -> Place | None:
-        """Return the innermost line of the user's code in the stack, and the innermost layer of the model.
-
-        None if hookboard itself, but for an edit, or an optimizer makes the call.
-
-        Args:
-            frame: the frame to start from; left out, that of the call.
-        """
+        """Return the user's innermost line, and the model's innermost layer, in the stack of a frame or of the call."""
         file, line, module = "", 0, ""
         # Never the locals of this frame: they would hold the frame, and with it every tensor of the call.
         frame = frame or inspect.currentframe()
@@ -428,7 +386,7 @@ class StepTrace(TorchFunctionMode):
         while frame is not None and not (file and module):
             kind = _kind_of(frame.f_code.co_filename)
             if kind == "own" and not file and not module:
-                return None
+                return None  # hookboard itself or an optimizer makes the call
             if kind == "caller":
                 break
             if not module and frame.f_code in _MODULE_CALLS:
@@ -443,7 +401,7 @@ class StepTrace(TorchFunctionMode):
 
 @functools.cache
 def _kind_of(path: str) -> Literal["caller", "own", "library", "user"]:
-    """Return whose a file is: what runs the step, hookboard (but for calls that belong to the step) or an optimizer."""
+    """Return whose a file is; "own": torch's optimizers, and hookboard but for calls that belong to the step."""
     if any(caller in path for caller in _CALLERS):
         return "caller"
     if path.startswith((_OWN, _OPTIM)) and path not in _PASSING_ON:
@@ -490,7 +448,6 @@ def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 @functools.cache
 def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function written in Python; None for others."""
     try:
         return inspect.signature(func) if inspect.isfunction(func) else None
     except ValueError:  # it wraps a function in C

@@ -1,4 +1,4 @@
-"""`Reader`: traces a step while it runs, and asks all `RULES` about it."""
+"""`Reader`: traces a step while it runs, and asks all `STEP_RULES` about it."""
 
 import functools
 import math
@@ -38,8 +38,7 @@ _ABOUT_THE_STEP = "dependence rules modes leak scaling cuts adapters experts opt
 STEP_RULES: tuple[Rule, ...] = tuple(
     rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))
 )
-"""The rules about the code of the first training step, in the order in which they are asked. Where several functions
-answer for one rule, each stands in a `Rule` of that name."""
+"""The rules about a step's code, in the order in which they are asked. A rule may be several `Rule`s of its name."""
 
 RULES: dict[str, Rule] = {}
 """Every built-in rule by name; of several with one name the first."""
@@ -56,14 +55,7 @@ QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
 
 
 class Reader:
-    """Traces a step and judges it: run it inside `reading`, give its loss to `take_loss`, then ask `findings`.
-
-    Args:
-        model: the model.
-        batch: the batch that the step takes.
-        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Default:
-            `take_without_backward`, and it does not run.
-    """
+    """Traces a step and judges it: run it inside `reading`, give its loss to `take_loss`, then ask `findings`."""
 
     def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], bool] | None = None) -> None:
         self.step = StepTrace(
@@ -75,22 +67,16 @@ class Reader:
                 **dict.fromkeys(ROUTING, note_choice),
                 **dict.fromkeys(WEIGHING, note_input),
             },
-            at_backward or self._take_only,
+            at_backward or self._take_only,  # called with a loss; its backward pass runs if that is True
         )
         self._parameters = parameters_in(model)
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.losses: list[TracedStep] = []
-        """The step up to each of its losses."""
-        self.has_gradient: bool | None = None
-        """Whether any of the losses gives a gradient that is not 0; None if that is not known."""
-        self.reached: set[str] = set()
-        """The names of the parameters that a gradient reaches from any of the losses."""
-        self.moving: set[str] = set()
-        """The names of the parameters that move any of the losses, with a gradient or without."""
-        self._moved: set[str] = set()
-        """Those on which the latest loss depends whatever is chosen, as far as the recorded calls tell."""
-        self.outside: list[nn.Parameter] = []
-        """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
+        self.losses: list[TracedStep] = []  # the step up to each of its losses
+        self.has_gradient: bool | None = None  # whether any loss gives one that is not 0; None if that is not known
+        self.reached: set[str] = set()  # the parameters that a gradient reaches from any loss
+        self.moving: set[str] = set()  # the parameters that move any loss, with a gradient or without
+        self._moved: set[str] = set()  # those on which the latest loss depends whatever is chosen, as far as calls tell
+        self.outside: list[nn.Parameter] = []  # those with a gradient that are not the model's, as of layers in a list
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context in which the functions of torch that are called are recorded."""
@@ -101,12 +87,10 @@ class Reader:
         return False
 
     def take_without_backward(self, loss: Tensor) -> None:
-        """Note a tensor as a loss of the step whose backward pass will not run: its gradients are computed here.
-
-        They are not where a custom `autograd.Function` is in the graph, which may do anything: FSDP's writes gradients.
-        """
+        """Note a loss of the step whose backward pass will not run: its gradients are computed here."""
         self.take_loss(loss)
         weights = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+        # A custom `autograd.Function` may do anything: FSDP's writes gradients.
         if weights and loss.requires_grad and not self.has_gradient and _leaves_of(loss) is not None:
             with self.step.aside():  # these calls are not the step's
                 try:
@@ -116,13 +100,7 @@ class Reader:
                 self.has_gradient = any_not_zero(gradients)
 
     def take_loss(self, loss: Tensor, of: Value | None = None, factor: float = 1.0) -> TracedStep:
-        """Note a tensor as a loss of the step, from which a backward pass would start; return the step up to there.
-
-        Args:
-            loss: the tensor.
-            of: the value that the rules take for the loss. Default: that of the tensor.
-            factor: what that value is multiplied by to give the tensor.
-        """
+        """Note a loss, `factor` times the value `of` that rules judge; return the step up to there."""
         number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
@@ -159,11 +137,7 @@ class Reader:
         self.outside.clear()
 
     def facts(self, flow: Flow | None = None) -> StepFacts:
-        """Return what is known of the step so far, for the judge of a run.
-
-        Args:
-            flow: which layer's output flows into which; left out, what the calls so far tell.
-        """
+        """Return what is known of the step so far, for the judge of a run; `flow` is that of an earlier loss."""
         first, *others = self.losses
         terms = [one for done in self.losses for one in terms_of(done.loss) if one.requires_grad and one.of_batch]
         kinds = {kind_of(one) for one in terms}
@@ -187,10 +161,8 @@ class Reader:
         return alarms_first([*found, *self.cuts()])
 
     def idle(self) -> frozenset[str]:
-        """Return the trainable parameters that move no loss of the step, once all backward passes have run.
-
-        None if nothing moves it, as where the batch is empty: that tells nothing of single ones.
-        """
+        """Return the trainable parameters that move no loss of the step, once all backward passes have run."""
+        # Where nothing moves a loss, as with an empty batch, that tells nothing of single parameters.
         return frozenset(self._trained - self.moving) if self.moving else frozenset()
 
     def set_aside_zeros(self) -> None:
@@ -212,10 +184,7 @@ def alarms_first(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:
-    """Return the tensors that a gradient of the loss reaches.
-
-    None if a custom `autograd.Function` is in its graph, or too many nodes are.
-    """
+    """Return the tensors that a gradient of the loss reaches; None with custom functions or too many nodes."""
     nodes = nodes_behind(loss)
     if any(map(is_opaque, nodes)) or (loss.grad_fn is not None and not nodes):
         return None

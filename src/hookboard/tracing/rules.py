@@ -47,59 +47,35 @@ OUT_OF_REACH_SHARE = 0.05
 """Targets out of reach are an alarm if they cost at least this share of the targets' variance (a choice)."""
 
 UNSCALED_TARGETS = 10
-"""Targets of a regression with a larger mean or standard deviation are a note: most initializations give outputs of
-about 1 (a choice)."""
+"""A larger mean or deviation of regression targets is a note (a choice): most models begin with outputs of about 1."""
 
 ONE_CLASS_SAMPLES = 32
-"""If a batch has at least this many samples, of three or more classes, and all are of one class, that is an alarm (a
-choice). With a class that makes up three quarters of the data, it happens in 1 of 10,000 batches."""
+"""So many samples, all of one of 3 or more classes, are an alarm (a choice): 1 batch in 10,000 if 3/4 of all are."""
 
 
 class TracedStep(NamedTuple):
-    """A step that has run, up to one of its losses.
-
-    Args:
-        step: the recorded calls.
-        loss: the value of the loss.
-        trained: the names of the trainable parameters.
-        without: the names of the trainable parameters that no gradient reaches from any loss of the step.
-        number: the loss as a number; NaN if it has several elements.
-        graph: its graph.
-        has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
-        still: terms of the loss that take parameters without a gradient, and do not depend on them.
-    """
+    """A step that has run, up to one of its losses."""
 
     step: StepTrace
     loss: Value
-    trained: Collection[str]
-    without: Collection[str]
-    number: float
+    trained: Collection[str]  # the names of the trainable parameters
+    without: Collection[str]  # the names of those that no gradient reaches from any loss so far
+    number: float  # the loss; NaN unless it is one real number
     graph: PartialGraph
-    has_gradient: bool | None = None
-    still: Collection[Value] = ()
+    has_gradient: bool | None = None  # whether any loss gives a gradient that is not 0; None if that is not known
+    still: Collection[Value] = ()  # terms that take parameters without a gradient, and do not depend on them
 
 
 class LossCall(NamedTuple):
-    """A call that compares an output with a target: of a loss function, or a subtraction.
-
-    Args:
-        op: the call.
-        output: the value of the output.
-        target: the value of the target.
-        values: the output as a detached tensor.
-        wanted: the target as a tensor.
-        counts_all: whether every element of the target counts: False with weights or `reduction="none"`, after which a
-            mask may follow.
-        weight: the weights of the classes, or of the positive one; None without any.
-    """
+    """A call that compares an output with a target: of a loss function, or a subtraction."""
 
     op: Op
     output: Value
     target: Value
-    values: Tensor
-    wanted: Tensor
-    counts_all: bool = True
-    weight: Tensor | None = None
+    values: Tensor  # the output, detached
+    wanted: Tensor  # the target, detached
+    counts_all: bool = True  # False with weights or `reduction="none"`, after which a mask may follow
+    weight: Tensor | None = None  # of the classes, or of the positive one
 
     @property
     def ignored(self) -> int | None:
@@ -135,18 +111,16 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 
 
 def losses_of(done: TracedStep) -> Sequence[LossCall]:
-    """Return the calls of loss functions, and each output minus target that is summed up to the loss.
-
-    Calls on an output that needs no gradient are left out: they compute metrics. So are calls that do not lead to the
-    loss, such as those of another model, unless the loss comes from code that cannot be followed.
-    """
+    """Return the calls of loss functions, and each output minus target that is summed up to the loss."""
     if done.loss in done.step.loss_calls:  # many rules ask
         return done.step.loss_calls[done.loss]
     reduced, behind = {id(op) for op in _only_reduced(done.loss)}, list(done.loss.ancestors())
     is_known = all(value.op or value.path or value.parameter or not value.requires_grad for value in behind)
     leading = {id(value.op) for value in behind}
+    # A call on an output that needs no gradient computes a metric.
     calls = [op.seen for op in done.step.ops if isinstance(op.seen, LossCall) and op.seen.output.requires_grad]
     calls = [call for call in calls if call.op.name in LOSSES or id(call.op) in reduced]
+    # Calls that do not lead to the loss, as another model's, count only if it comes from code that hides its calls.
     found = [call for call in calls if id(call.op) in leading]
     return done.step.loss_calls.setdefault(done.loss, found if found or is_known else calls)
 
@@ -156,10 +130,7 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
-    """Yield the calls from which functions in `_REDUCING` alone lead to the loss, and the calls of these functions.
-
-    It stops at a call with several inputs, such as loss times mask, unless its result is one number.
-    """
+    """Yield the calls from which functions in `_REDUCING` alone lead to the loss, and the calls of these functions."""
     waiting, seen = [loss], set[int]()
     while waiting:
         value = waiting.pop()
@@ -168,7 +139,7 @@ def _only_reduced(loss: Value) -> Iterator[Op]:
             seen.add(id(op))
             yield op
             is_one = len({id(given) for given in op.inputs}) == 1  # also of a difference times itself
-            if op.name in _REDUCING and (is_one or math.prod(value.shape) == 1):
+            if op.name in _REDUCING and (is_one or math.prod(value.shape) == 1):  # not loss times mask
                 waiting.extend(op.inputs)
 
 
@@ -258,10 +229,7 @@ def _for_nll_loss(call: LossCall) -> str:
 
 
 def _of_logits(call: LossCall) -> Finding:
-    """Return the alarm for a loss that takes logits and got the output of a function such as softmax.
-
-    For `cross_entropy` it also says how small the loss can get with such inputs.
-    """
+    """Return the alarm for a loss that takes logits and got the output of a function such as softmax."""
     made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
     low, high = _limits_of(call.output) or (-math.inf, math.inf)
     bound = ""
@@ -292,11 +260,7 @@ LOSS_SHAPE = Rule("loss_shape", loss_shape, of="step", gives="alarm")
 
 
 def _broadcast(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if output and target broadcast so that each output is compared with every target.
-
-    Unless the function is a loss for regression, only the shapes (n, 1) and (n,) count: others are meant to combine all
-    pairs.
-    """
+    """Yield an alarm if output and target broadcast so that each output is compared with every target."""
     for op in loss_part(done.loss):
         for output, target in itertools.permutations(op.inputs, 2) if len(op.inputs) < 4 else ():
             if not output.requires_grad or not target.of_batch or target.requires_grad or output.shape == target.shape:
@@ -306,6 +270,7 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
                 one.op and _makes_pairs(one.op) for one in (output, target)
             )
             both = _common_shape(output.shape, target.shape)
+            # Outside of losses for regression, other shapes than (n, 1) and (n,) are meant to combine all pairs.
             if both not in (output.shape, target.shape, ()) and (
                 is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))
             ):
@@ -473,10 +438,7 @@ TARGETS = Rule("targets", targets, of="step")
 
 
 def _all_the_same(call: LossCall) -> Iterator[Finding]:
-    """Yield a finding if all targets that count are equal, or none counts.
-
-    If none counts that is an alarm, and so it is if they are class numbers of ONE_CLASS_SAMPLES samples or tokens.
-    """
+    """Yield a finding if all targets that count are equal, or none counts."""
     place, counted = call.op.place, call.wanted.detach()[call.counts]
     total, is_soft = call.wanted.numel(), call.op.name == "cross_entropy" and call.wanted.is_floating_point()
     if total and not counted.numel():
@@ -542,17 +504,13 @@ def _limits_of(value: Value) -> tuple[float, float] | None:
 
 
 def _origin(value: Value) -> str:
-    """Return in words which function computed a value's numbers, and where: `softmax at model.py:7 (in net.2)`.
-
-    Views and casts are skipped. Only for a value that a call of the step computed; `_from` is for any value.
-    """
+    """Return in words which function computed a value, past views and casts: `softmax at model.py:7 (in net.2)`."""
     op = value.origin.op
     assert op is not None
     return f"{op.name} {op.place}"
 
 
 def _module_of(value: Value) -> str:
-    """Return the name of the layer that computed the value; "" if none did."""
     return "" if value.origin.op is None else value.origin.op.place.module
 
 
@@ -568,7 +526,6 @@ def in_numbers(tensor: Tensor) -> str:
 
 
 def _interval(limits: tuple[float, float]) -> str:
-    """Return a range in words: `from 0 to 1`, `of at least 0` or `of at most 0`."""
     low, high = limits
     if math.isinf(high):
         return f"of at least {low:g}"

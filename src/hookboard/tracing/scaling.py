@@ -13,12 +13,7 @@ from hookboard.tracing.rules import BINARY, LOSSES, ROUNDING, LossCall, TracedSt
 
 
 class Scaled(NamedTuple):
-    """A loss as the multiple of the mean of some tensor.
-
-    Args:
-        op: the call that returned the tensor.
-        factor: what its mean is multiplied by to give the loss.
-    """
+    """A loss as `factor` times the mean of the tensor that a call returned."""
 
     op: Op
     factor: float
@@ -52,10 +47,7 @@ def picks_log_probabilities(op: Op) -> bool:
 
 
 def mean_behind(loss: Value) -> Scaled | None:
-    """Follow a loss back through means, sums, reshapes and factors, up to the call whose mean it is a multiple of.
-
-    Returns None if that is no call of the step, but a tensor from elsewhere.
-    """
+    """Follow a loss through means, sums, reshapes and factors to the call whose mean it is a multiple of; else None."""
     value, factor = loss, 1.0
     while value.op is not None:
         op = value.op
@@ -72,12 +64,7 @@ def mean_behind(loss: Value) -> Scaled | None:
 
 
 def _factor_of(op: Op, value: Value) -> float | None:
-    """Return the factor by which a call multiplies the mean of its input; None if it does anything else.
-
-    Args:
-        op: the call.
-        value: its result.
-    """
+    """Return by what a call multiplies the mean of its input to give `value`; None if it does anything else."""
     if len(op.inputs) != 1:
         return None
     if op.name == "mean" or (op.name in RESHAPES and math.prod(op.inputs[0].shape) == math.prod(value.shape)):
@@ -113,14 +100,7 @@ ABSOLUTE = frozenset({"l1_loss", "abs"})
 
 
 def constant_loss(done: TracedStep) -> float:
-    """Return the least loss on this batch of a model that gives every sample the same output.
-
-    It is known where the loss is a squared or absolute error or a binary cross entropy, averaged or summed, between an
-    output and a tensor of the batch, times a positive number. Each element of the output has its own constant.
-
-    Returns:
-        The loss; NaN if it is not known.
-    """
+    """Return the least loss on this batch of a model with the same output for every sample; NaN if it is not known."""
     scaled = mean_behind(done.loss)
     if scaled is None or not scaled.factor > 0:
         return math.nan
@@ -139,10 +119,7 @@ def constant_loss(done: TracedStep) -> float:
 
 
 def _mean_error(loss: str, wanted: Tensor) -> float:
-    """Return the mean loss on `wanted`, shape (samples, columns), of the best constant for each column.
-
-    NaN unless `loss` is the name of a function in SQUARED, ABSOLUTE or BINARY, the latter with targets of 0 to 1.
-    """
+    """Return the mean loss on `wanted`, shape (samples, columns), of the best constant for each column, or NaN."""
     if loss in SQUARED:
         return float(wanted.var(0, correction=0).mean())
     if loss in ABSOLUTE:
@@ -157,21 +134,14 @@ _SUMS = frozenset({"add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "neg", "
 
 
 class Product(NamedTuple):
-    """A product of an output, which needs a gradient, and a target, which depends on the batch alone.
-
-    Args:
-        output: the value of the output.
-        target: the value of the target.
-        values: the output, detached.
-    """
+    """A product of an output, which needs a gradient, and a target, which depends on the batch alone."""
 
     output: Value
     target: Value
-    values: Tensor
+    values: Tensor  # the output, detached
 
 
 def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
-    """Return the product of an output and a target; None for others."""
     pairs = list(zip(op.inputs, given.values(), strict=False))
     for (output, values), (target, _) in (pairs, pairs[::-1]) if len(pairs) == 2 else ():
         is_dense = values.layout is torch.strided and values.is_floating_point() and not values.is_nested

@@ -26,21 +26,12 @@ class CannotRunAgainError(RuntimeError):
 def undisturbed(
     module: nn.Module, *weights: Tensor, trainer: Trainer | None = None, is_whole_step: bool = False
 ) -> Iterator[None]:
-    """Enable gradients, let code of `module` run inside the context, and put back the model and the random state.
+    """Enable gradients inside; then put back the state of `module`, the parameters `weights`, and the random state.
 
-    Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
-    a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), and
-    the buffers and attributes of the model, see `same_state`. What the code does besides happens.
-
-    Args:
-        module: the module.
-        weights: other tensors that the code may change.
-        trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and with several ranks
-            a collective raises.
-        is_whole_step: put back also the parameters (their gradients are None inside) and, with a Trainer, the settings
-            of its optimizers.
+    With `is_whole_step` put back all parameters, whose gradients are None inside, and a Trainer's optimizer settings.
     """
     with ExitStack() as until_end:
+        # In an own call hookboard's hooks observe nothing, and edits use copies of their rules.
         for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
             until_end.enter_context(context)
         until_end.enter_context(same_random_state())
@@ -72,20 +63,7 @@ def nested_parts(value: Any) -> Iterator[Any]:
 
 
 def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0) -> Tensor:
-    """Run `training_step` once, and return its loss with its graph. Call it inside `undisturbed`.
-
-    The module is called without its strategy's wrapper (such as DDP), on this rank alone.
-
-    Args:
-        trainer: the Trainer; None if there is none.
-        pl_module: its LightningModule, under automatic optimization.
-        batch: the batch.
-        batch_idx: its index.
-
-    Raises:
-        CannotRunAgainError: the optimization is manual, the step takes an iterator in place of a batch, or it returned
-            no loss.
-    """
+    """Run `training_step` once inside `undisturbed`, past wrappers such as DDP, and return its loss with its graph."""
     if not pl_module.automatic_optimization:
         raise CannotRunAgainError("the model uses manual optimization")
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
@@ -179,7 +157,6 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
 
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:
-    """Return a function from a batch to the loss in what the model's `training_step` returns."""
     if not is_lightning(model, LightningModule):
         raise TypeError(
             f"model of type {type(model).__name__} has no training_step: pass step=, a function that "

@@ -22,23 +22,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Entry:
-    """Everything that one callback logs at one step, by tag.
-
-    Args:
-        texts: in Markdown.
-        pages: self-contained, in HTML.
-        records: the strings of each, see `hookboard.base.records`. Only the tab and the page read them, from event
-            files; other loggers leave them out without a warning.
-    """
+    """Everything that one callback logs at one step, by tag."""
 
     step: int
     scalars: Mapping[str, float] = field(default_factory=dict)
     histograms: dict[str, Reading] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # in Markdown
     tables: dict[str, Table] = field(default_factory=dict)
-    pages: dict[str, str] = field(default_factory=dict)
-    records: dict[str, Sequence[bytes]] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)  # self-contained, in HTML
+    records: dict[str, Sequence[bytes]] = field(default_factory=dict)  # see `base/records.py`; for event files alone
 
     def files(self) -> dict[str, str]:
         """Return the texts, tables and pages as files, by name, for loggers that keep files."""

@@ -11,10 +11,7 @@ from hookboard.writers.entry import Entry
 
 
 def write_to_comet(logger: CometLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures as images; texts, tables and pages as files. Histograms are left out.
-
-    A file, among the assets, holds the latest text of its tag.
-    """
+    """Write scalars as metrics, pictures as images, and texts, tables and pages as assets, the latest of each tag."""
     if entry.scalars:
         logger.log_metrics(dict(entry.scalars), entry.step)
     for tag, picture in entry.pictures.items():
@@ -32,10 +29,7 @@ def place_in_comet(logger: CometLogger) -> str:
 
 
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures as images; texts, tables and pages as files. Histograms are left out.
-
-    A file, among the artifacts, holds the latest text of its tag.
-    """
+    """Write scalars as metrics, pictures as images; texts, tables and pages as artifacts, the latest of each tag."""
     if entry.scalars:
         logger.log_metrics({_allowed(tag): number for tag, number in entry.scalars.items()}, entry.step)
     client, run = logger.experiment, logger.run_id
@@ -89,11 +83,7 @@ def place_in_wandb(logger: WandbLogger) -> str:
 
 
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
-    """Write the scalars to the logger, and everything else but records to files in its `log_dir`.
-
-    A picture, table, text or page is in a file of its tag, which holds the latest. Histograms of a step are the arrays
-    `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
-    """
+    """Write the scalars to the logger, and all but records to files in its `log_dir`: the latest of each tag."""
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)
     files = {name: text.encode() for name, text in entry.files().items()}
@@ -107,7 +97,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
                 file.write(content)
         found = {tag: one for tag, reading in entry.histograms.items() if (one := reading.histogram) is not None}
         arrays = {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
-        if arrays:
+        if arrays:  # of all tags, in one file of this step, or in another if there is one already
             system.makedirs(f"{folder}/histograms", exist_ok=True)
             starts = (f"{entry.step:08}{more}" for more in ("", *(f"_{number}" for number in range(2, 1000))))
             paths = (f"{folder}/histograms/{start}.npz" for start in starts)

@@ -26,15 +26,10 @@ from hookboard.writers.tensorboard import place_in_tensorboard, write_to_tensorb
 
 
 class Kind(NamedTuple):
-    """How one kind of logger is written to.
+    """How one kind of logger is written to."""
 
-    Args:
-        write: writes what it can of an entry, and returns the names of the parts that it left out, as "histograms".
-        place_of: returns where a person finds what was written: a command, a folder or an address; "" if unknown.
-    """
-
-    write: Callable[[Any, Entry], list[str]]
-    place_of: Callable[[Any], str]
+    write: Callable[[Any, Entry], list[str]]  # returns the names of the parts that it left out, as "histograms"
+    place_of: Callable[[Any], str]  # where a person finds it: a command, a folder, an address; "" if unknown
 
 
 KINDS = {
@@ -63,13 +58,11 @@ def folder_of(logger: Any) -> str:
 
 
 _REFUSED = "_hookboard_refused"
-"""The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
-callbacks write it. Not a WeakKeyDictionary: its callbacks may run in the garbage collector, where Python drops a
-KeyboardInterrupt."""
+"""The attribute of a logger with the parts of entries that it could not take: one warning for each. Not a
+WeakKeyDictionary: its callbacks may run in the garbage collector, where Python drops a KeyboardInterrupt."""
 
 _ROWS = "_hookboard_rows"
-"""The attribute of a logger with the entries that wait to be written to it, by step, each with the `Loggers` that has
-left it, in whatever thread: one of the user's may have finished the job of a callback."""
+"""The attribute of a logger with the entries that wait to be written to it, by step, each with its `Loggers`."""
 
 
 class Loggers:
@@ -77,8 +70,7 @@ class Loggers:
 
     def __init__(self, loggers: Iterable[Logger], owner: str) -> None:
         self.loggers = list(loggers)
-        self.are_given = bool(self.loggers)
-        """True also after all of them have failed, which takes them out of `loggers`."""
+        self.are_given = bool(self.loggers)  # also after all of them have failed, which takes them out of `loggers`
         self.owner = owner
 
     @property
@@ -93,10 +85,7 @@ class Loggers:
         return [str(Path(folder, f"{tag}.html")) if folder else place for folder, place in places]
 
     def write(self, entry: Entry) -> None:
-        """Write an entry to TensorBoard; other loggers get it from `write_rows`.
-
-        There it is joined with what other callbacks write at the same step.
-        """
+        """Write an entry to TensorBoard; `write_rows` gives it to other loggers, joined with the others of its step."""
         for logger in list(self.loggers):
             if kind_of(logger).write is write_to_tensorboard:
                 _write_row(logger, entry, [self])
@@ -105,22 +94,16 @@ class Loggers:
 
 
 def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
-    """Write the entries that `Loggers.write` has left at these loggers: one joined entry for each logger and step.
-
-    What was left for the step `before` and later ones goes on waiting: more of it may come.
-    """
+    """Write what `Loggers.write` has left of steps below `before`, joined by step; later ones wait for more."""
     for logger in loggers:
         if rows := vars(logger).get(_ROWS):
-            for step in sorted(step for step in list(rows) if step < before):
+            for step in sorted(step for step in list(rows) if step < before):  # a list: other threads may add to it
                 owners, entries = zip(*rows.pop(step), strict=True)
                 _write_row(logger, joined(entries), dict.fromkeys(owners))
 
 
 def _write_row(logger: Logger, entry: Entry, owners: Iterable[Loggers]) -> None:
-    """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
-
-    If it fails, the owners leave it out from now on.
-    """
+    """Write the entry that several owners have made together; if that fails, they leave the logger out from now on."""
     owners = [owner for owner in owners if logger in owner.loggers]
     try:
         refused = kind_of(logger).write(logger, entry) if owners else []

@@ -32,17 +32,14 @@ _RECORD = SummaryMetadata(
 
 
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
-    """Write an entry to TensorBoard, which takes everything; a page is a file beside the event files.
-
-    All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
-    which then makes training wait.
-    """
+    """Write an entry to TensorBoard, which takes everything; a page is a file beside the event files."""
     for tag, text in entry.texts.items():
         logger.experiment.add_text(tag, text, entry.step)
     for tag, table in entry.tables.items():
         logger.experiment.add_text(tag, table.text, entry.step)
     for tag, page in entry.pages.items():
         Path(logger.experiment.log_dir, f"{tag}.html").write_text(page, encoding="utf-8")
+    # One event for all values but texts: one each costs some 20 times as much, and training waits for a full queue.
     event = Event(wall_time=time.time(), step=entry.step)
     values = event.summary.value  # filled in place: a message that is passed to another is copied
     for tag, number in entry.scalars.items():
@@ -62,10 +59,7 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
 
 
 def place_in_tensorboard(logger: TensorBoardLogger) -> str:
-    """Return what to type to see the logger's files, quoted for the shell where a path has a space.
-
-    TensorBoard is given by its name, or by its path if it is only beside this Python, not on PATH.
-    """
+    """Return what to type to see the logger's files, quoted for the shell, with a path if it is not on PATH."""
     program = Path(sys.executable).with_name("tensorboard")
     if shutil.which("tensorboard") or not program.exists():
         program = Path("tensorboard")
@@ -98,14 +92,11 @@ def _image(tag: str, picture: Picture) -> Summary.Value:
 
 
 def quick_writer_of(writer: SummaryWriter) -> FileWriter:
-    """Return the `FileWriter` of a writer, after having it compute checksums in C; a new one if it was closed.
-
-    TensorBoard computes them in Python, which takes milliseconds for the values of a step. The file stays the same,
-    byte for byte.
-    """
+    """Return the `FileWriter` of a writer, after having it compute checksums in C; a new one if it was closed."""
     file_writer: FileWriter = writer._get_file_writer()
     thread: Any = getattr(getattr(file_writer.event_writer, "_async_writer", None), "_worker", None)
     records: Any = getattr(thread, "_record_writer", None)
+    # In Python, as TensorBoard computes them, they take milliseconds a step. The file stays the same, byte for byte.
     if type(records) is RecordWriter and hasattr(records, "_writer"):
         thread._record_writer = QuickRecordWriter(records._writer)
     return file_writer

@@ -1,8 +1,4 @@
-"""Python runs this file as it starts in a process of `hookboard run`, before the script, which stays as it is.
-
-It imports nothing but what Python has loaded anyway. When the script has imported a Trainer, the method
-that begins a training is wrapped; the first call of that imports hookboard.
-"""
+"""Python runs this file at the start of a process of `hookboard run`; only a training that begins imports hookboard."""
 
 from __future__ import annotations
 

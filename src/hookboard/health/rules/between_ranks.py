@@ -35,7 +35,6 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
 
 
 def _rms(apart: Apart) -> str:
-    """Return the RMS on each group of ranks, as in "5.91 on ranks 0 and 2, 20.3 on rank 1"."""
     for digits in range(3, MOST_DIGITS + 1):
         each = [f"{rms:.{digits}g}" for _, rms in apart.groups]
         if len({*each}) == len(each):

@@ -69,27 +69,22 @@ def _has_other_data(run: Run) -> bool:
 
 OVERFITTING = Rule("overfitting", overfitting, at_once=True, of="evaluation", gives="note")
 
-
 GAP_NOTE = 1.0
-"""Training and validation differ if in some layer the mean of the median channel is this many standard deviations off,
-or if the RMS differs by a factor of e (a choice: a batch of 32 gives 0.2 by chance)."""
+"""Gap (`Gap.size`) in a layer by which training and validation differ (a choice: a batch of 32 gives 0.2 by chance)."""
 
 GAP_BEGIN = 0.25
-"""The gap begins at the first layer, right before the one with a clear gap, where it is already this large (a
-choice)."""
+"""The gap begins at the first layer, right before the one with a clear gap, where it is this large (a choice)."""
 
 GAP_FACTOR_OVER_TRAINING = 4.0
 """A gap must also be this many times that between two looks in training."""
 
 OTHER_DATA_GAP = 4.0
-"""The data itself is of another kind if the gap is this large at the input. Augmentation gives 0.3; the mean of a share
-p of the samples is at most sqrt((1 - p) / p) standard deviations from that of all: 1 for one of two equal classes, 3
-for one of ten."""
+"""The data is of another kind if the gap is this large at the input. Augmentation gives 0.3; the mean of a share p of
+samples is at most sqrt((1 - p) / p) deviations from that of all: 1 for one of two equal classes, 3 for one of ten."""
 
 STRANGE_STATISTICS_DISTANCE = 0.25
-"""Distance of running statistics from those of every look, and from averages over looks, above which they do not belong
-to the batches that were seen. Healthy runs of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not
-yet forgotten the initial 0 and 1."""
+"""Distance from those of each look, and from averages over looks, above which running statistics are of other batches.
+Healthy runs (tuning half) reach 0.21, where a momentum of 0.03 has not yet forgotten the initial 0 and 1."""
 
 VALIDATION_HARM_SHARE = 0.25
 """Share of what training has gained that must be lost in validation to be harm (that of `RISE_SHARE_OF_GAIN`)."""
@@ -99,13 +94,7 @@ STEPS_BEFORE_SETTLED = 32
 
 
 def train_eval_gap(run: Run) -> Iterator[Finding]:
-    """Report the layer at which outputs in validation begin to differ from those in training, if that does harm.
-
-    Nothing is said where the loss in validation is as good as that in training. It is an alarm if two evaluations in a
-    row show it, the last layer differs too, some layer right there may act differently in validation, and running
-    statistics do not match those of the batches. Where it begins at the input, only a very large difference is an
-    alarm. Running statistics that are on their way make it a note.
-    """
+    """Report the layer at which outputs in validation begin to differ from those in training, if that does harm."""
     found: list[Gap] = []
     for comparison in run.comparisons:
         begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
@@ -125,6 +114,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
             f"{run.losses.level():.3g} (if both are in the same units)"
         )
     is_large, more, advice = _why(run, found)
+    # Two evaluations in a row must show it. Running statistics that are on their way make it a note.
     is_alarm = len(found) > 1 and is_large and not _settle(run)
     severity: Severity = "alarm" if is_alarm else "note"
     yield Finding(now.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
@@ -172,10 +162,7 @@ def _is_validation_harmed(run: Run) -> bool | None:
 
 
 def _settle(run: Run) -> bool:
-    """Return True if the running statistics will match the batches before the run has become twice as long.
-
-    That is if their distance goes on to shrink as it did from one evaluation to the next.
-    """
+    """Return True if running statistics, as they get closer now, match before the run has become twice as long."""
     if len(run.comparisons) < 2:
         return False
     earlier, now = list(run.comparisons)[-2:]
@@ -203,26 +190,21 @@ def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | N
 
 
 def begin_of(comparison: StageComparison) -> Gap | None:
-    """Return the gap of the layer where the first clear gap begins; None if no gap is clear.
-
-    That is the first clear gap, or the earliest one in an unbroken series of gaps above GAP_BEGIN that leads to it.
-    """
+    """Return the gap of the layer where the first clear gap begins; None if no gap is clear."""
     gaps = list(comparison.gaps)
     # Where nothing tells what is usual, no gap is clear: nothing is above NaN.
     is_clear = [gap.size > GAP_NOTE and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual for gap in gaps]
     if not any(is_clear):
         return None
     begin = is_clear.index(True)
+    # It may begin earlier, in an unbroken series of gaps that leads to it.
     while begin and gaps[begin - 1].size > max(GAP_BEGIN, gaps[begin - 1].usual):
         begin -= 1
     return gaps[begin]
 
 
 def may_differ(run: Run, gap: Gap) -> bool:
-    """Return True if the layer where a gap begins, or one right before it, may do something else in validation.
-
-    Those right before it are those after the last layer without a gap.
-    """
+    """Return True if the layer of a gap, or one after the last compared before it, may act otherwise in validation."""
     place = run.place(gap.layer.name)
     known = [run.place(one.layer.name) for one in run.comparisons[-1].gaps]
     before = max((one for one in known if one < place), default=-1)

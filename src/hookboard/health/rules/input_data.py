@@ -14,8 +14,7 @@ from hookboard.model.sites import Site
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
 
 INPUT_RMS_LARGE = 20.0
-"""RMS above which the input counts as not normalized: pixels of 0 to 255 have 100, standardized data has 1 (a
-choice)."""
+"""RMS above which an input counts as not normalized (a choice): pixels of 0 to 255 have 100, standardized data 1."""
 
 INPUT_RMS_SMALL = 1e-2
 """RMS of the input below which it is too small for the usual initialization: data divided by 255 twice (a choice)."""
@@ -30,19 +29,17 @@ WILD_COLUMN_DEVIATIONS = 5.0
 """A wild column must also lie this many robust standard deviations away, in log RMS (a choice)."""
 
 WILD_COLUMN_GAP_DECADES = 0.7
-"""A wild column must also lie this many powers of ten beyond all columns that are not wild: word counts have a long
-tail, but no gap in it (a choice)."""
+"""A wild column lies so many powers of ten beyond all others: word counts have a tail without a gap (a choice)."""
 
 TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets", "num_items_in_batch"})
 """Names of tensors of a batch that are no inputs; the last is a count that transformers' Trainer adds."""
 
 EQUAL_VALUES_MIN = 64
-"""An input with at least this many values must not have all of them equal (a choice: one number for each sample may be
-a constant by design)."""
+"""Number of values of an input from which they must not all be equal (a choice: one per sample may be constant)."""
 
 ONE_SAMPLE_LOOKS_MIN = 8
-"""Number of looks at which all values must be equal where a batch is one sample: where half of the samples are 0
-throughout and half are 1, all looks show 0 in 1 of 256 cases (a choice)."""
+"""Number of looks at which all values must be equal where a batch is one sample (a choice: where half of the samples
+are 0 throughout and half are 1, all looks show 0 in 1 of 256 cases)."""
 
 INPUT_COLUMNS_MIN = 4
 """An input needs at least this many columns for one of them to be out of line (a choice)."""
@@ -77,8 +74,7 @@ def _is_input(site: Site) -> bool:
     return last.lower() not in TARGET_NAMES
 
 
-Said = tuple[str, str, Severity, float]
-"""Evidence, advice, severity and size of a `Finding`."""
+Said = tuple[str, str, Severity, float]  # evidence, advice, severity and size of a `Finding`
 
 
 def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
@@ -113,7 +109,6 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:
-    """Return True if all values of a site equalled `value` at the first look and in `run.looks`, at least 8 of them."""
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
     known = [past.moments for look in looks if look is not None and (past := look.readings.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)
@@ -180,11 +175,7 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
-    """Report columns of the input that had one value over the latest `window` looks; None if none is known.
-
-    Columns of 1, such as a bias, are not reported; nor those at the least number of the input, such as the border of
-    digits, which is 0 unless the pixels were scaled.
-    """
+    """Report columns of the input that had one value over the latest `window` looks; None if none is known."""
     looks = [look.readings.get(site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
     columns = [past.channels for past in seen if past.channels is not None]
@@ -194,6 +185,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     if (units[:, :, _COUNT] < 2).any():
         return None
     low, high = units[:, :, _MIN].min(axis=0), units[:, :, _MAX].max(axis=0)
+    # A column of 1 may be a bias; the least number may be that of a border, 0 unless the pixels were scaled.
     constant = np.flatnonzero((low == high) & (low != 0) & (low != 1) & (low != low.min()))
     if not len(constant):
         return None

@@ -1,4 +1,4 @@
-"""The loss over the run: `spike`, `not_learning` and `initial_loss`."""
+"""The loss over the run: `spike`, `not_learning`, and what is said of it at the end."""
 
 import math
 from collections.abc import Iterator
@@ -44,10 +44,7 @@ ANSWER_SPREAD_SHARE_MIN = 0.15
 
 
 def spike(run: Run) -> Iterator[Finding]:
-    """Report a step whose loss is far above its history; never where there are several losses.
-
-    It is an alarm if the loss was well before that step and never came back down; otherwise a note.
-    """
+    """Report a step whose loss is far above its history: an alarm if it was well before and never came back down."""
     losses = run.losses
     if losses.is_mixed:
         return
@@ -91,11 +88,8 @@ def _of_loss(run: Run, found: Spike, harm: str, severity: Severity) -> Finding:
 
 
 def _harm_of(run: Run, found: Spike) -> str:
-    """Return the harm that has lasted since a spike, as a clause; "" if there is none, or it has another cause.
-
-    Another cause is a learning rate that jumped right before, or other data or targets: then the losses after the spike
-    are about as high.
-    """
+    """Return the harm that has lasted since a spike, as a clause; "" if there is none, or it has another cause."""
+    # Other data or targets, or a learning rate that jumped right before.
     if is_new_level(found, run.losses.after(found.loss.step)):
         return ""
     if any(jump.step <= found.loss.step <= 2 * jump.seen - jump.step + 1 for jump in run.rate_jumps):
@@ -143,10 +137,7 @@ _MEAN = FIELDS.index("mean")
 
 
 def _agreement(run: Run) -> float:
-    """Return the median cosine similarity between a weight's gradients at consecutive looks, over weights and looks.
-
-    The vectors that are compared hold the mean gradient of each channel. NaN if there are no two of any weight.
-    """
+    """Return the median cosine of weights' gradients (means of channels) from look to look; NaN if unknown."""
     # The gradients of two logits are opposite: from look to look their cosine is 1 or -1, by chance.
     units = 3 if run.losses.is_of_classifier else 1
     cosines = []
@@ -175,28 +166,19 @@ def _advice(run: Run, then: str = OTHER_RATE) -> str:
 
 
 WORSE_THAN_CONSTANT_FACTOR = 2.0
-"""A loss that ends this many times above that of the best constant answer has learned nothing, even if it still falls
-(a choice: the constant is that of one batch)."""
+"""A loss that ends this many times above the best constant's has learned nothing, even if it falls (a choice)."""
 
 FAR_FROM_CONSTANT_FACTOR = 100.0
-"""A loss that ends this many times above that of the best constant answer did not end too early, however it falls (a
-choice)."""
+"""A loss that ends this many times above the best constant's did not end too early, however it falls (a choice)."""
 
 END_STEPS = 16
 """The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
 
 
 def ended_without_learning(run: Run) -> Iterator[Finding]:
-    """Report the loss at the end of a training if it has learned nothing.
-
-    It has if the loss is no better than that of a constant answer: chance for a classifier, otherwise
-    `Run.constant_loss`, if known (twice as much, if the loss has come down from its start). It is also reported if a
-    classifier that began well below chance ends clearly above its first loss; or above it at all, if the first steps
-    raised it and it never came back. It is an alarm, or a note if there were few steps, the learning rate still rises,
-    or a dropout drops most values. A resumed training is not judged, nor a last loss that is not finite.
-    """
+    """Report the loss at the end if it is no better than a constant answer's, or a trained classifier's got worse."""
     losses = run.losses
-    if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
+    if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:  # it was resumed
         return
     last = losses.last(max(losses.steps // 4, END_STEPS))
     level, error = median(last), 1.25 * losses.noise / math.sqrt(len(last))  # of the median
@@ -226,7 +208,6 @@ def _peak(run: Run, little: float) -> float | None:
 
 
 def _cosine(agreement: float) -> str:
-    """Return the result of `_agreement` as the end of a sentence; "" if it is NaN."""
     if math.isnan(agreement):
         return ""
     how = "nearly uncorrelated" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "uncorrelated"
@@ -248,29 +229,25 @@ def _severity_at_end(run: Run) -> Severity:
 
 
 DROPOUT_FACTOR = 1.5
-"""What is left of a dropout's input, scaled, has its squares within this factor (a choice: chance gives 1.1 for a
-hundred values that are left; a ReLU in between at least 2)."""
+"""What a dropout leaves, scaled, has its squares within this factor (a choice: chance gives 1.1, a ReLU at least 2)."""
 
 
 def _dropped_share(run: Run, place: int) -> float:
-    """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown.
-
-    Its input is taken for the output of the layer before it, unless the squares contradict that: a dropout scales what
-    it leaves so that their sum grows by 1 / (1 - share). After a ReLU that is no module it does not.
-    """
+    """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown."""
     output = run.now.of(run.layers[place].name, "output")
     given = run.now.of(run.layers[place - 1].name, "output") if place else None
     if output is None or given is None or output.moments.count != given.moments.count:
         return math.nan
     left = given.moments.count - given.moments.zeros
     kept = (output.moments.count - output.moments.zeros) / left if left else math.nan
+    # The layer before may not be its input: a dropout scales the sum of squares by 1 / (1 - share), a ReLU does not.
     squares = (output.moments.rms**2, given.moments.rms**2)
     is_scaled = kept * squares[0] <= DROPOUT_FACTOR * squares[1] and squares[1] <= DROPOUT_FACTOR * kept * squares[0]
     return 1 - kept if is_scaled or not kept else math.nan
 
 
 def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
-    """Report a loss that is no better than a constant answer's, see `ended_without_learning`."""
+    """Report a loss that is no better than a constant answer's: chance, or for other losses `Run.constant_loss`."""
     losses = run.losses
     reference, what = run.constant_loss, "the best constant prediction for the first batch gives"
     if losses.is_of_classifier and losses.chance is not None:
@@ -310,21 +287,17 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
 
 
 def _tells_samples_apart(run: Run) -> bool:
-    """Return True if the model's outputs differ between samples, or did at the start.
-
-    False if their spread has doubled over the kept looks: the model then begins to learn. True if unknown.
-    """
+    """Return True if outputs differ between samples, or did at first, unless their spread doubled; True if unknown."""
     spreads = run.losses.spreads
     if not spreads:
         return True
     known = run.recent("sample_spread")[[i for i, layer in enumerate(run.layers) if layer.weights], -1]
     share = next((float(value) for value in known[::-1] if not math.isnan(value)), 0.0)
     differs = max(spreads[-1], run.losses.first_spread) >= ANSWER_SPREAD_MIN or share >= ANSWER_SPREAD_SHARE_MIN
-    return differs and spreads[-1] < 2 * spreads[0]
+    return differs and spreads[-1] < 2 * spreads[0]  # otherwise the model begins to learn
 
 
 def _rate_rises(run: Run) -> bool:
-    """Return True if a learning rate is higher now than at the oldest look that is kept, as in a warm-up."""
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 

@@ -15,31 +15,21 @@ from hookboard.health.run import Run
 from hookboard.measure.row import Reading
 from hookboard.model.layers import Layer
 
-Pass = Literal["start", "batch", "forward", "backward", "optimizer"]
-"""The passes in their order within a step."""
+Pass = Literal["start", "batch", "forward", "backward", "optimizer"]  # in their order
 
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """The step in which NaN or Inf appeared.
+    """The step in which NaN or Inf appeared."""
 
-    Args:
-        module: the dotted name of the module that gave them first; "" for code outside of any module, and where it is
-            not known.
-        during: the pass: `forward` or `backward`; `optimizer`, whose step spoiled the weights; `batch` if they came in
-            with the data; `start` if the weights were spoiled before the first step.
-        is_located: whether the place is known. Otherwise `evidence` says why not.
-        rows: the rows of the batch with NaN or Inf, or whose loss is not finite; () if they are not known.
-    """
-
-    module: str
-    during: Pass
+    module: str  # that gave them first; "" for code outside of any module, and where it is not known
+    during: Pass  # "start": weights were spoiled before; "batch": they came in with the data; "optimizer": by its step
     step: int
     batch_idx: int
     evidence: str
     advice: str
-    is_located: bool = True
-    rows: tuple[int, ...] = ()
+    is_located: bool = True  # otherwise `evidence` says why not
+    rows: tuple[int, ...] = ()  # of the batch, with NaN or Inf or such a loss; () if they are not known
 
     @property
     def finding(self) -> Finding:
@@ -73,32 +63,23 @@ def before_nonfinite(look: Look) -> str:
 
 
 SWALLOWED_SHARE_NOTE = 0.9
-"""Share of the weights with a gradient that an update did not change, above which updates are lost in rounding (a
-choice)."""
+"""Share of the weights with a gradient that an update did not change, above which updates are lost (a choice)."""
 
 SWALLOWED_SHARE_ALARM = 0.99
-"""Share of the weights with a gradient that an update did not change, as the median over the layers, from which it is
-an alarm whatever the loss does (a choice)."""
+"""Median over the layers of the share that an update did not change, from which it is always an alarm (a choice)."""
 
 UNDERFLOW_SHARE_NOTE = 0.5
 """Share of the gradients below the normal range of their type, above which they underflow (a choice)."""
 
 FLOAT16_HEADROOM_FACTOR = 8.0
-"""Values less than this factor below the largest of their type are near it (a choice: a GradScaler doubles its scale).
-"""
+"""Values less than this factor below their type's largest are near it (a choice: a GradScaler doubles its scale)."""
 
 HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where NaN or Inf appeared first.
-
-    Args:
-        module: the layer; "" if it was the loss itself.
-        text: what was seen there.
-        is_mask: whether it is -Inf alone, as a mask gives it.
-    """
+    """Where NaN or Inf appeared first ("": in the loss), what was seen there, and if it is -Inf alone, as of a mask."""
 
     module: str
     text: str
@@ -132,10 +113,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
 
 
 def _first_place(run: Run, look: Look) -> Origin | None:
-    """Return where a look has the first bad values, in the order in which a step computes; None if nowhere.
-
-    The order is: weights before the step, outputs, loss, gradients, updates of the weights.
-    """
+    """Return where a look has the first bad values, in the order in which a step computes; None if nowhere."""
     for layer in run.layers:
         before = [look.of(name, "parameter_before") for name in layer.weights]
         bad = next((reading for reading in before if _is_bad(reading)), None)
@@ -172,7 +150,6 @@ def _in_loss(look: Look) -> Origin | None:
 
 
 def _in_backward(run: Run, look: Look) -> Origin | None:
-    """Return where the backward pass gave the first bad gradient; None if nowhere."""
     following: Layer | None = None
     for layer in reversed(run.layers):
         gradient = look.of(layer.name, "grad_output")
@@ -219,10 +196,7 @@ def _finite_or_not(reading: Reading) -> str:
 
 
 def precision(run: Run) -> Iterator[Finding]:
-    """Yield a finding for each layer with values at the limits of float16, or updates that float16 or bfloat16 loses.
-
-    If most layers lose updates, or have gradients that underflow, one finding is of the whole model.
-    """
+    """Report values at the limits of float16, and updates that float16 or bfloat16 loses, of layers or of the model."""
     look = run.now
     if HALF_PRECISION_TYPES.isdisjoint(look.readings.dtypes):
         return
@@ -239,7 +213,6 @@ def precision(run: Run) -> Iterator[Finding]:
 
 
 def _underflowing(run: Run, look: Look) -> Iterator[Finding]:
-    """Report gradients below the normal range of float16; not under a GradScaler, see `Look.is_scaled`."""
     if look.is_scaled:
         return
     narrow = [layer.name for layer in run.layers if _is_half(look.of(layer.name, "grad_output"))]

@@ -27,8 +27,7 @@ from hookboard.health.run import Run
 from hookboard.model.layers import Layer
 
 BACKBONE_SHARE = 0.5
-"""If no optimizer holds the weights of the first layers, and these are at least this share of all layers, they are
-taken for a frozen backbone: a note (a choice)."""
+"""First layers in no optimizer are taken for a frozen backbone, a note, from this share of all layers (a choice)."""
 
 WINDOWS_BEFORE_FORGOTTEN = 4
 """Number of windows after which an optimizer that has never stepped is taken for forgotten (a choice)."""
@@ -37,16 +36,13 @@ NO_RATE = "the learning rate is 0"
 
 
 def no_gradient(run: Run) -> Iterator[Finding]:
-    """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
-
-    Of several such layers in a row the last one is named: there the gradient is lost first. Nothing is reported while
-    all learning rates are 0 (the first step of a warm-up): layers before one that starts at 0 get only zeros so far.
-    """
+    """Report weights that an optimizer steps but that no gradient reaches, or only zeros."""
     look = run.now
     gradients = run.latest.rows["parameter_grad"]
     unreached = itertools.compress(run.arrays.weights, ~gradients.reaches)
     if look.overflowed or look.stepped.keys().isdisjoint(unreached):
         return
+    # Layers before one that starts at 0 get only zeros in the first step of a warm-up.
     if not any(stepped.rate for stepped in look.stepped.values()):
         return
     idle = _idle(run, look)
@@ -59,10 +55,7 @@ def no_gradient(run: Run) -> Iterator[Finding]:
 
 
 def _idle(run: Run, look: Look) -> list[Layer]:
-    """Return the layers of which no weight moved the loss of the first step, and none has had a gradient since.
-
-    Such are a head that is not used, and a layer that is not called: there is no cut on the way to the loss.
-    """
+    """Return layers whose weights had no effect on the first loss and no gradient since, as of an unused head."""
     had = np.any(run.recent("weight_gradient_rms") > 0, axis=1)
     stepped = [(layer, set(weights)) for layer in run.layers if (weights := stepped_weights(look, layer))]
     return [layer for layer, weights in stepped if weights <= run.facts.idle and not had[run.place(layer.name)]]
@@ -82,13 +75,7 @@ def _unused(run: Run, look: Look, idle: Sequence[Layer], severity: Severity) -> 
 
 
 def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tuple[list[list[Layer]], list[Layer]]:
-    """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
-
-    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and layers with
-    a weight that a parametrization computes, whose gradient is unknown. Layers without weights that an optimizer steps
-    are skipped: the layers before and after them count as consecutive. Layers that neither ran nor get a gradient are
-    skipped too.
-    """
+    """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one."""
     chains: list[list[Layer]] = []
     others: list[Layer] = []
     is_open = False
@@ -96,6 +83,7 @@ def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tup
         weights = stepped_weights(look, layer)
         if not weights or layer in idle:
             continue
+        # The gradient of what a parametrization computes is unknown.
         is_reached = any(has_gradient(look, name) for name in weights)
         if is_reached or layer.is_computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
@@ -109,20 +97,13 @@ def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tup
 
 
 def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
-    """Return True if weights without any gradient at this look have changed since an earlier look.
-
-    Then they were trained at a step in between, as where tasks take turns: without a gradient no optimizer changes a
-    weight, not even by decay. A gradient of zeros proves nothing.
-    """
+    """Return True if weights without any gradient now have changed: by a step in between, as where tasks take turns."""
+    # Without a gradient no optimizer changes a weight, not even by decay. A gradient of zeros proves nothing.
     return any(look.of(name, "parameter_grad") is None and has_moved(run, name, unknown=False) for name in weights)
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
-    """Return True if a gradient reached the layer earlier and may do so again, as with stochastic depth.
-
-    It is taken to be gone for good if it has been missing for more than two windows of looks, and for more than twice
-    the longest earlier gap.
-    """
+    """Return True if a gradient reached the layer earlier and may do so again, as with stochastic depth."""
     has = run.recent("weight_gradient_rms")[run.place(layer.name)] > 0
     if not has.any():
         return False
@@ -132,13 +113,12 @@ def _comes_back(run: Run, layer: Layer) -> bool:
 
 
 def _gone_since(run: Run, layer: Layer) -> int | None:
-    """Return the step of the look right after the last one with a gradient; None if none of the kept looks has one."""
     reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
     return run.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
 
 def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Finding:
-    last = _last_without_gradient(run, look, chain[-1])
+    last = _last_without_gradient(run, look, chain[-1])  # there the gradient is lost first
     usual = median_of(run.recent("weight_gradient_rms")[[run.place(layer.name) for layer in others], -1].tolist())
     zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zero gradients reach" if zeros else "no gradient reaches"
@@ -180,11 +160,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
 
 
 def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
-    """Return the name of the last of the layers in a row, from this one on, whose outputs get no gradient.
-
-    The row ends before a layer with weights. Layers that did not run are skipped. If this layer's output gets a
-    gradient, the name is its own.
-    """
+    """Return the name of the last layer, from this one up to the next with weights, whose output gets no gradient."""
     if reaches(look.of(layer.name, "grad_output")):
         return layer.name
     name = layer.name
@@ -198,11 +174,7 @@ def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 
 
 def not_updated(run: Run) -> Iterator[Finding]:
-    """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding.
-
-    A learning rate that was 0 throughout for all weights is reported too, and a model none of whose weights moves any
-    longer.
-    """
+    """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding."""
     look = run.now
     if look.overflowed:
         return
@@ -260,20 +232,15 @@ def not_updated(run: Run) -> Iterator[Finding]:
 
 
 STOPPED_SHARE = 0.25
-"""Share of the steps so far for which no weight has moved, from which the training has stopped (a choice): schedules
-that end at 0 get there in their last steps."""
+"""From this share of the steps without a move training has stopped (a choice): schedules reach 0 in the last ones."""
 
 STOPPED_RATE = 1e-6
 """A learning rate of at most this share of its peak counts as none (a choice)."""
 
 
 def _at_rest_since(run: Run) -> int | None:
-    """Return the first look's step from which no weight of the model is different; None if one moved lately.
-
-    A model whose loss is 0 may rest, and so may one that has not moved yet, as in a warm-up. While the loss is NaN, a
-    loop may step no more.
-    """
-    if not run.losses.is_finite:
+    """Return the first look's step from which no weight of the model is different; None if one moved lately."""
+    if not run.losses.is_finite:  # a loop may step no more
         return None
     trained = [run.place(layer.name) for layer in run.layers if run.peak_rate.keys() & set(layer.weights)]
     sizes, steps = run.course("weight_rms")[trained], [*run.course_steps]
@@ -283,6 +250,7 @@ def _at_rest_since(run: Run) -> int | None:
     changes = np.diff(sizes[np.isfinite(sizes[:, -1])])  # what is NaN stays NaN
     moved = (~np.isnan(changes) & (changes != 0)).any(axis=0)
     is_moving = (run.recent("update_ratio")[trained, -run.window :] > 0).any()
+    # What has not moved yet may wait, as in a warm-up, and a loss of 0 may rest.
     if is_moving or not moved.any() or moved[-run.window :].any() or run.losses.is_at_zero:
         return None
     since = steps[int(np.flatnonzero(moved)[-1]) + 1]
@@ -305,7 +273,6 @@ def _why_at_rest(run: Run) -> tuple[str, str] | None:
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
-    """Yield each longest run of consecutive layers with the same reason; a layer without one ends a run."""
     for said, chain in itertools.groupby(layers, lambda layer: why.get(layer.name, "")):
         if said:
             yield list(chain)
@@ -324,12 +291,7 @@ def _without_any_rate(run: Run) -> Iterator[Finding]:
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
-    """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
-
-    Of several in a row the first is named. It is a note, not an alarm, if they are the first half of the layers or
-    more, a frozen backbone, unless they were unfrozen, or have trained twins. If they are all layers, one alarm is of
-    the whole model.
-    """
+    """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed."""
     if run.peak_rate.keys() | look.frozen >= set(run.arrays.weights):
         return
     trained = [layer for layer in run.layers if _trainable_now(look, layer) and _is_reached(look, layer)]
@@ -373,12 +335,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
 
 
 def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
-    """Return True if the layers are networks within the model that began as copies of trained ones, as target networks.
-
-    A second tower that was forgotten has the same shapes, and other numbers.
-    """
+    """Return True if layers are networks in the model that began as copies of trained ones, as target networks."""
     parts = {layer.name.partition(".")[0] for layer in left}
     inside = [layer for layer in trained if layer.name.partition(".")[0] in parts]
+    # A second tower that was forgotten has the same shapes, and other numbers.
     twins = {(layer.name.partition(".")[2], _began(run, layer)) for layer in trained if layer not in inside}
     return len(inside) == len(left) and all(
         "." in one.name and (one.name.partition(".")[2], _began(run, one)) in twins for one in left
@@ -386,7 +346,6 @@ def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
 
 
 def _began(run: Run, layer: Layer) -> tuple[float, ...]:
-    """Return the RMS of each weight of a layer before the first step, to four digits."""
     found = (run.first and run.first.of(name, "parameter_before") for name in layer.weights)
     return tuple(float(f"{one.moments.rms:.4g}") if one else math.nan for one in found)
 
@@ -406,11 +365,7 @@ def _is_reached(look: Look, layer: Layer) -> bool:
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
-    """Return why the weights of a layer do not change though a gradient reaches them, as a clause.
-
-    "" if they change, get no gradient, are NaN, or rest for good reason: they are trained, the learning rate has come
-    to the end of its schedule, or all rates are 0.
-    """
+    """Return why a layer's weights do not change though a gradient reaches them, as a clause; "" for a good reason."""
     weights = main_weights(layer, [name for name in stepped_weights(look, layer) if has_gradient(look, name)])
     updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):

@@ -14,26 +14,21 @@ TOKENS_PER_EXPERT = 32
 64 experts is then without any in one of 10^12 batches."""
 
 IDLE_SHARE = 0.5
-"""If more than this share of the experts gets no token, that is a note (a choice: new routers of small models leave out
-a few, as the states of all tokens are alike at first)."""
+"""Share of experts without tokens above which it is a note (a choice: new routers of small models leave out a few)."""
 
 TIED_SHARE = 0.5
-"""If the last expert that is picked ties with one that is not for more than this share of the tokens, the scores tell
-nothing (a choice: rounding to bfloat16 makes a few equal)."""
+"""Share of tokens with ties for the last expert above which scores tell nothing (a choice: bfloat16 makes a few)."""
 
 _COUNT, _MEAN = map(FIELDS.index, ("count", "mean"))
 
 
 def experts(run: Run) -> Iterator[Finding]:
-    """Report routers that leave out most experts; the first step is told as that step until a look counts.
-
-    Not those that give all tokens to other experts at one look than at another, as where each batch has one language.
-    """
+    """Report routers that leave out most experts; the first step is told as that step until a look counts."""
     first = {found.module: found for found in run.facts.findings if found.rule == "experts"}
     for router in run.facts.routers:
         said, counts = first.get(router.module), _counts_at(run, run.now, router)
         earlier = [_favourites(_counts_at(run, look, router), router.picks) for look in run.looks]
-        if len({each for each in earlier if each}) > 1:
+        if len({each for each in earlier if each}) > 1:  # as where each batch has one language
             continue
         found = uneven(router.module, counts, router.picks) if counts else said
         if not counts and said is not None and run.first is not None:
@@ -46,7 +41,6 @@ def experts(run: Run) -> Iterator[Finding]:
 
 
 def _counts_at(run: Run, look: Look, router: Router) -> list[int]:
-    """Return how many tokens each expert gets at a look; [] if that is not known."""
     return _tokens_of(look, router) or _rows_of(run, look, router)
 
 
@@ -66,10 +60,7 @@ def _tokens_of(look: Look, router: Router) -> list[int]:
 
 
 def _rows_of(run: Run, look: Look, router: Router) -> list[int]:
-    """Return how many vectors each expert gives, which is how many tokens it gets; [] if that is not known of all.
-
-    Nor is it if all give as many, as experts do that work on all tokens, or one more than there can be tokens.
-    """
+    """Return how many vectors each expert gives, which is how many tokens it gets; [] if that is not known of all."""
     found = list[int]()
     for part in router.parts:
         inside = [layer.name for layer in run.layers if f"{layer.name}.".startswith(f"{part}.")]
@@ -79,16 +70,12 @@ def _rows_of(run: Run, look: Look, router: Router) -> list[int]:
         given = (reading for name in inside if (reading := look.of(name, "output")) is not None)
         first = next((reading for reading in given if reading.width), None)
         found.append(0 if first is None else round((first.moments.count + first.moments.nonfinite) / first.width))
+    # Experts that work on all tokens give as many; and no expert gets more than there can be.
     return found if len(set(found)) > 1 and max(found) * router.picks <= sum(found) else []
 
 
 def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Finding | None:
-    """Return a finding if most experts are left out, or the scores are equal; None if not, or for few tokens.
-
-    It is an alarm if no token gets anything but the same experts, and a note otherwise. `counts` has the tokens of each
-    expert, `picks` is the number of experts of each token, and `ties` that of tokens whose last expert has the score of
-    one that is not picked.
-    """
+    """Return a finding if most experts are left out, or the scores are equal; None if not, or for few tokens."""
     tokens, count = sum(counts) // picks, len(counts)
     idle = [number for number, each in enumerate(counts) if not each]
     is_tied, takes_all = ties > TIED_SHARE * tokens, len(idle) == count - picks

@@ -83,12 +83,10 @@ PEER_LAYERS_MIN = 4
 """Number of layers that are needed to say what is usual (a choice)."""
 
 LAYER_GAIN_DECADES = 1.3
-"""Powers of ten by which a layer's gain (output over input) must differ from that of its peers. Healthy runs of the
-benchmark's tuning half reach 0.9."""
+"""Powers of ten between a layer's gain (output over input) and its peers'. Healthy runs (tuning half) reach 0.9."""
 
 WEIGHT_GAIN_DECADES = 0.65
-"""Powers of ten by which the gain of that layer's weights must differ too: otherwise the layer that ran before it is
-not its input."""
+"""Powers of ten by which its weights' gain must differ too: otherwise the layer that ran before is not its input."""
 
 OUT_OF_LINE_Z = 5.0
 """Robust z-score from which a layer is out of line with its peers (a choice)."""
@@ -97,8 +95,7 @@ PEER_SPREAD_FLOOR_DECADES = 0.2
 """Floor of the deviation between peers, in powers of ten (a choice: 60 % from layer to layer)."""
 
 DEPTH_CHANGE_DECADES = 2.0
-"""Powers of ten by which activations may shrink or grow from the first to the last layer. Healthy runs of the
-benchmark's tuning half reach 1.4."""
+"""Powers of ten by which activations may change from first to last layer. Healthy runs (tuning half) reach 1.4."""
 
 STEADY_LAYER_SHARE = 0.5
 """Share of the change along depth up to which a single layer may contribute, if the change is steady (a choice)."""
@@ -110,8 +107,7 @@ DRIFT_DECADES = 1.5
 """Powers of ten by which a layer may depart from the scale it had in the first looks (a choice: a factor of 30)."""
 
 MODEL_DRIFT_DECADES = 3.0
-"""Powers of ten by which most layers together exceed the scale they had in the first looks when the model has blown up:
-an alarm whatever the loss does. Healthy runs of the benchmark's tuning half reach 1.0."""
+"""Powers of ten by which most layers outgrow their first looks: always an alarm. Healthy (tuning half): up to 1.0."""
 
 
 def _activation_scale(run: Run) -> Iterator[Finding]:
@@ -167,12 +163,10 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
 
 
 def _gain_at_first(first: Scales, layer: Layer) -> float:
-    """Return log10 of a layer's gain at the first look; NaN if it is not known."""
     return next((float(gain) for gain, one in zip(first.gains, first.layers, strict=True) if one is layer), math.nan)
 
 
 def _was_in_line(first: Scales, layer: Layer) -> bool:
-    """Return True if the gain of a layer was like that of its peers at the first look."""
     others = [gain for gain, one in zip(first.gains, first.layers, strict=True) if one is not layer]
     return abs(_gain_at_first(first, layer) - median_of(others)) < LAYER_GAIN_DECADES
 
@@ -204,11 +198,7 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Finding]:
 
 
 def _drifted(run: Run) -> Iterator[Finding]:
-    """Report the whole model if most outputs have far outgrown their scale at the first looks.
-
-    Otherwise report the first layer whose output has left the scale that it had then, while the loss shows harm: what
-    is learnt may have any scale. A norm is to keep one, and is reported whatever the loss does.
-    """
+    """Report the model if most outputs far outgrew their first scale, otherwise the first layer that left its own."""
     if len(run.course_steps) < 2 * run.window:
         return
     history = run.course("activation_rms", run.window)
@@ -228,6 +218,7 @@ def _drifted(run: Run) -> Iterator[Finding]:
     # In a healthy training activations grow, in some layers more than in others.
     for place in np.flatnonzero((moved <= -DRIFT_DECADES) | (moved - max(usual, 0.0) >= DRIFT_DECADES)):
         layer = run.layers[place]
+        # What is learnt may have any scale, unless the loss shows harm; but a norm is not to shrink.
         has_faded = layer.kind == "norm" and moved[place] < 0
         if was_zero(run, layer) or not (has_faded or run.losses.is_harmed):
             continue
@@ -241,10 +232,7 @@ def _drifted(run: Run) -> Iterator[Finding]:
 
 
 def _initial(run: Run, layer: Layer) -> str:
-    """Return ", as at initialization" if the scale of the layer's output has hardly changed, else its first RMS.
-
-    "" if the scale is unknown or 0 at either look.
-    """
+    """Return ", as at initialization" if the scale of the layer's output has hardly changed, else its first RMS."""
     place = run.place(layer.name)
     first, now = run.course("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
     if not (first > 0 and now > 0):

@@ -21,7 +21,6 @@ WHOLE_MODEL_SHARE = 0.8
 BOUNDED_KINDS: frozenset[Kind] = frozenset({"bounded"})
 UNBOUNDED_KINDS: frozenset[Kind] = frozenset({"rectifier", "smooth"})
 
-
 SCALE_TARGETS = "subtract the mean of the training targets and divide by their standard deviation"
 """The advice for targets of a regression that are not scaled."""
 
@@ -45,10 +44,7 @@ def initialization(run: Run) -> str:
 
 
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
-    """Return the nearest layer with weights that runs before this one, embeddings excepted; None if there is none.
-
-    If `units` is given, only layers count whose output had as many channels at the latest look.
-    """
+    """Return the nearest earlier layer with weights, and `units` channels if not None, but no embedding; or None."""
     for other in reversed(run.layers[: run.place(layer.name)]):
         output = run.now.of(other.name, "output")
         has_units = units is None or (output is not None and output.channels is not None and output.width == units)
@@ -134,25 +130,21 @@ def clip_too(run: Run, advice: str) -> str:
 
 
 GROWING_STEPS, LOSS_GROWTH_NOTED = 3, 1.2
-"""A loss grows if it rises in each of at least this many steps, and is multiplied by this or more in the median of them
-(choices)."""
+"""A loss grows if it rises in each of at least this many steps, by this factor in their median (choices)."""
 
 KEPT_RATE_SHARE = 0.8
 """A learning rate is kept if its smallest value in a run is at least this share of its largest (a choice)."""
 
 
 def growth_of(losses: LossCurve) -> np.ndarray:
-    """Return by what the loss was multiplied in each of the last steps before it was not finite, or so far.
-
-    Empty unless it rose in each of at least GROWING_STEPS steps in a row, to its largest value in the run. Noise rises
-    that often in one case of 24, seldom to the largest value.
-    """
+    """Return by what the loss was multiplied in each of its last finite steps, if it rose; empty if it did not grow."""
     values = losses.last(len(losses.recent))
     finite = np.flatnonzero(np.isfinite(values))
     values = values[: finite[-1] + 1] if len(finite) else values[:0]
     values = values[np.flatnonzero(~(values > 0))[-1] + 1 :] if not (values > 0).all() else values
     falls = np.flatnonzero(np.diff(values) <= 0)
     rising = values[falls[-1] + 1 :] if len(falls) else values
+    # Noise rises in three steps in a row in one case of 24, seldom to the largest value.
     if len(rising) <= GROWING_STEPS or rising[-1] < losses.largest:
         return np.empty(0)
     factors: np.ndarray = rising[1:] / rising[:-1]
@@ -160,21 +152,14 @@ def growth_of(losses: LossCurve) -> np.ndarray:
 
 
 def to_stable_rate(run: Run) -> str:
-    """Return the advised learning rate where SGD makes the loss grow in each step, as in " to about 0.004"; "" if none.
-
-    In a step, gradient descent multiplies the distance to the minimum along an eigenvector of the Hessian by
-    `1 - rate * eigenvalue`. If the loss grows by `growth`, that is `-sqrt(growth)`; at `rate / (1 + sqrt(growth))` it
-    is 0. With momentum a higher rate is stable too.
-
-    Nothing is said unless all looks have seen about the same rate: which one was in force while the loss grew is not
-    known otherwise.
-    """
+    """Return the advised rate where SGD makes the loss grow in each step, as in " to about 0.004"; "" if none."""
     looks = [look for look in (run.first, *run.looks) if look is not None]
     steps = [stepped for look in looks for stepped in look.stepped.values()]
     now = {stepped.rate for stepped in run.now.stepped.values()} if run.looks else set()
     if len(now) != 1 or any(stepped.optimizer != "SGD" for stepped in steps):
         return ""
     rates = [*run.peak_rate.values(), *(stepped.rate for stepped in steps)]
+    # Otherwise it is not known which rate was in force while the loss grew.
     if run.seen < 2 or not min(rates) >= KEPT_RATE_SHARE * max(rates) > 0:
         return ""
     growth = growth_of(run.losses)
@@ -186,8 +171,7 @@ def to_stable_rate(run: Run) -> str:
 
 
 UPDATE_RATIO_SMALL = 1e-4
-"""Update ratio below which steps of the whole model are small, as the median over the layers: in 200 steps the weights
-change by 2 % at most (TheDeepChecker; DeepDiagnosis says 1e-5, and 1e-3 is usual)."""
+"""Median update ratio below which steps are small: 2 % in 200 (TheDeepChecker; DeepDiagnosis 1e-5, usual 1e-3)."""
 
 SCHEDULE_END_SHARE = 0.05
 """A schedule is at its end when the learning rate is below this share of its largest: then small steps are intended."""
@@ -230,13 +214,11 @@ def is_done(run: Run, layer: Layer) -> bool:
 
 
 def stepped_weights(look: Look, layer: Layer) -> list[str]:
-    """Return the trainable weights of a layer, with gradients of their own, that an optimizer stepped at this look.
-
-    A large embedding that was measured only in part is left out: the tokens of the batch may be in the other part.
-    """
+    """Return the trainable weights of a layer, with gradients of their own, that an optimizer stepped at this look."""
     # Of an optimizer that has its turn at other steps, nothing was measured at this one.
     names = (name for name in layer.stepped if name in look.stepped and look.of(name, "parameter_update") is not None)
     stepped = [name for name in names if 0 not in layer.shapes.get(name, ())]
+    # Of a large embedding that was measured in part, the tokens of the batch may be in the other part.
     if layer.kind != "embedding":
         return stepped
     return [name for name in stepped if _is_whole(look, name, layer.shapes.get(name, ()))]
@@ -281,27 +263,17 @@ def reaches(gradient: Reading | None) -> bool:
     return moments.deviation > 0 or abs(moments.mean) > 0 or moments.nonfinite > 0
 
 
-WEIGHING_KINDS: frozenset[Kind] = frozenset({"linear", "conv"})
-"""Kinds of layers whose weights scale a signal."""
+WEIGHING_KINDS: frozenset[Kind] = frozenset({"linear", "conv"})  # whose weights scale a signal
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The output scale of linear and convolutional layers at one look.
+    """The output scale of linear and convolutional layers at one look, in log10, shape (layers,)."""
 
-    Args:
-        layers: those whose output is finite and not 0 and whose weights did not begin at 0, in the order of execution.
-        log: log10 of the RMS of their outputs, shape (layers,).
-        gains: log10 of (RMS of the output / RMS of the output of the layer of any kind that ran just before), shape
-            (layers,); NaN without such a layer, or if its output is 0.
-        weights: log10 of (RMS of the weights * root of the number of inputs of a unit), shape (layers,); NaN if
-            unknown.
-    """
-
-    layers: list[Layer]
-    log: np.ndarray
-    gains: np.ndarray
-    weights: np.ndarray
+    layers: list[Layer]  # whose output is finite and not 0 and whose weights did not begin at 0, as they ran
+    log: np.ndarray  # the RMS of their outputs
+    gains: np.ndarray  # that over the RMS of the layer, of any kind, right before; NaN without one, or if that is 0
+    weights: np.ndarray  # the RMS of their weights * root of the number of inputs of a unit; NaN if unknown
 
     def heaviness(self, layer: Layer) -> float:
         """Return by how many powers of ten the layer's `weights` exceed the median of the others; NaN if unknown."""
@@ -312,11 +284,9 @@ class Scales:
 
 
 def scales_of(run: Run, at_start: bool = False) -> Scales:
-    """Return the scales at the latest look; with `at_start` at the first one, where `weights` is NaN.
-
-    Layers whose weights began at 0 are left out, because they are meant to grow.
-    """
+    """Return the scales at the latest look; with `at_start` at the first one, where `weights` is NaN."""
     rms = run.course("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
+    # What began at 0 is meant to grow.
     used = np.flatnonzero(np.isfinite(rms) & ~run.initial.began_at_zero)
     values = rms[used]
     before = np.append(np.nan, values)[:-1]
@@ -331,7 +301,6 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 
 def _weight_gains(run: Run) -> np.ndarray:
-    """Return `weight_gain` of the first matrix of each layer, shape (layers,); NaN for layers without one."""
     rms, table = run.latest.rows["parameter_before"].rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
@@ -341,10 +310,7 @@ def _weight_gains(run: Run) -> np.ndarray:
 
 
 def weight_gain(look: Look, layer: Layer, name: str) -> float:
-    """Return log10 of (RMS of a weight * root of the number of inputs of a unit); NaN if unknown or not a matrix.
-
-    10 to the power of this is the factor by which the weight scales the RMS of an input of independent values.
-    """
+    """Return log10 of how a weight scales the RMS of independent inputs; NaN if unknown or not a matrix."""
     reading, shape = look.of(name, "parameter_before"), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan

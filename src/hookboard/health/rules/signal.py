@@ -25,16 +25,15 @@ from hookboard.model.layers import Layer
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
 SPREAD_ALARM = 1e-3
-"""Spread over the samples, as a share of the RMS, below which a layer gives nearly the same output for all samples. At
-the end of a classifier it is an alarm whatever the loss does, after the first steps. Healthy classifiers of the
-benchmark's tuning half go down to 0.06, when they have only learnt how frequent the classes are."""
+"""Spread over the samples, as a share of the RMS, below which outputs are nearly the same for all. At the end of a
+classifier an alarm whatever the loss does, after the first steps. Healthy ones (tuning half) go down to 0.06, when they
+have only learnt how frequent the classes are."""
 
 SPREAD_NOTE = 0.02
 """Spread at the end of the model below which hardly anything is left that tells samples apart: worth a note."""
 
 SPREAD_NONE = 1e-6
-"""Spread below which nothing at all is left of the samples: harm in itself at the end of the model. Rounding of float32
-leaves 1e-7."""
+"""Spread below which nothing at all is left of the samples: harm in itself at the end. Float32 rounds to 1e-7."""
 
 SPREAD_DIFFERENT = 0.05
 """Spread over the samples from which a layer tells them apart (a choice)."""
@@ -90,11 +89,7 @@ COLLAPSED_ADVICE = "Check the input and weights of this layer, because its outpu
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
-    """Return the finding of a model that gives nearly the same output for all samples.
-
-    Its module is the layer that loses the difference; "" if the difference fades over several layers. The last of the
-    layers' spreads is below `SPREAD_NOTE`, another `SPREAD_CLEAR`.
-    """
+    """Return the finding of a model whose outputs are nearly the same, at the layer that loses the difference."""
     log = np.log10(np.maximum(spreads, SPREAD_NONE))  # what is less is rounding
     top = int(np.flatnonzero(spreads >= SPREAD_CLEAR)[-1])
     # The level that is not exceeded any more after each layer.
@@ -126,7 +121,6 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
 
 
 def _are_comparable(run: Run) -> np.ndarray:
-    """Return which layers have two or more channels and enough values to compare samples, shape (layers,), bool."""
     units, channels = run.latest.outputs, np.zeros(len(run.layers))
     channels[units.places] = units.widths
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
@@ -134,21 +128,18 @@ def _are_comparable(run: Run) -> np.ndarray:
 
 COLLAPSED = Rule("collapsed", _collapsed, look_at="health/activation_rms")
 
-
 VANISHING_DECADES_NOTE = 3.0
 """Powers of ten by which the norm of the gradient must fall from the last layers to the first (AutoTrainer: 1e-3)."""
 
 GRADIENT_CHANGE_DECADES_ALARM = 3.5
-"""Powers of ten by which the norm of the gradient must fall from the last layers to the first for an alarm
-whatever the loss does, if that is still so after the first steps: next to nothing arrives. Healthy runs of the
-benchmark's tuning half fall by 2.5 in their first steps and by 0.6 later."""
+"""Powers of ten by which the norm of the gradient must fall for an alarm whatever the loss does, after the first steps.
+Healthy runs (tuning half) fall by 2.5 in their first steps and by 0.6 later."""
 
 GRADIENT_LAYERS_MIN = 4
 """A model needs at least this many layers for its gradients to have a trend (a choice)."""
 
 FRONT_LAYERS_DIVISOR = 8
-"""The gradient must be lost in all of the first layers: one layer in this many and one more, at least two (a
-choice)."""
+"""The gradient must be lost in all first layers: one layer in this many and one more, at least two (a choice)."""
 
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
@@ -156,17 +147,10 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The norm of the gradient at the output of each layer whose gradient is finite and not 0.
+    """The norm of the gradient at the output of each layer in series with the last, where it is finite and not 0."""
 
-    Only layers in series with the last one: those that run beside each other have gradients of their own.
-
-    Args:
-        places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
-        norms: log10 of the L2 norm of the gradient, shape (n,).
-    """
-
-    places: np.ndarray
-    norms: np.ndarray
+    places: np.ndarray  # indices in `Run.layers`, in the order of execution, shape (n,)
+    norms: np.ndarray  # log10 of the L2 norm, shape (n,)
 
     @property
     def end(self) -> float:
@@ -175,17 +159,16 @@ class Course:
 
 
 def course_of(run: Run) -> Course | None:
-    """Return the gradient norms at the latest look; None if too few layers have one, or the step was skipped.
-
-    The norm is compared, not the RMS: pooling spreads a gradient over many positions, which changes the RMS far more.
-    """
+    """Return the gradient norms at the latest look; None if too few layers have one, or the step was skipped."""
     if run.now.overflowed:
         return None
     gradients = run.latest.rows["grad_output"]
+    # Not the RMS: pooling spreads a gradient over many positions, which changes the RMS far more.
     with np.errstate(over="ignore"):
         norms = gradients.rms * np.sqrt(gradients.count)
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
     names = [run.layers[place].name for place in places.tolist()]
+    # Layers that run beside each other have gradients of their own.
     is_beside = np.array([run.facts.flow.are_apart(name, names[-1]) for name in names], dtype=bool)
     places = places[~is_beside]
     if len(places) < GRADIENT_LAYERS_MIN:
@@ -218,13 +201,12 @@ def _vanishing(run: Run) -> Iterator[Finding]:
 
 
 def _have_learnt(run: Run, last: int) -> bool:
-    """Return True if the loss has fallen and each layer with a matrix up to `last` has moved and is done."""
     first = [layer for layer in run.layers[: last + 1] if layer.has_matrix]
     return run.losses.is_learning and bool(first) and all(is_done(run, layer) for layer in first)
 
 
 def _moves_nothing(run: Run, last: int) -> bool:
-    """Return True if the latest step was too small to change any element of a weight in the layers up to `last`."""
+    """Return True if the step left some weight with a gradient, in the layers up to `last`, exactly as it was."""
     updates, gradients = run.latest.rows["parameter_update"], run.latest.rows["parameter_grad"]
     is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)
     weights, stepped = itertools.compress(run.arrays.weights, is_still), run.now.stepped
@@ -241,16 +223,12 @@ def _advice(run: Run) -> str:
 
 
 def _cause(steps: np.ndarray) -> int | None:
-    """Return the index of the layer that causes half of the whole change or more; None if there is none.
-
-    Each step is the change of log10 of the norm from a layer to the next, with the sign that makes the change positive.
-    """
+    """Return the index of the layer that causes half of the whole change or more; None if there is none."""
     largest = int(np.argmax(steps))
     return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
 
 
 def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
-    """Return the end of a sentence: "steadily, by ..." if `place` is None, else "by ... in this layer alone ..."."""
     if place is None:
         return f"steadily, by a factor of {factor(float(steps.mean()))} per layer over {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))

@@ -31,23 +31,15 @@ _COMPARED = list(map(FIELDS.index, _COMPARED_FIELDS))
 
 @dataclass(frozen=True)
 class Dead:
-    """The dead units of one layer.
+    """The dead units of one layer."""
 
-    Args:
-        at: the rectifier or dropout whose outputs are 0; where the activation is a function, the layer before it.
-        source: the layer whose weights and biases make the units dead.
-        units: number of measured units, without those whose weights are all 0.
-        since: the optimizer step since which each dead unit has been silent, sorted, shape (dead,).
-        is_sample: True if only every k-th unit was measured.
-    """
-
-    at: Layer
-    source: Layer
+    at: Layer  # the rectifier or dropout whose outputs are 0; where the activation is a function, the layer before it
+    source: Layer  # whose weights and biases make the units dead
     dead: int
-    units: int
-    since: np.ndarray
+    units: int  # the measured ones, without those whose weights are all 0
+    since: np.ndarray  # the step since which each dead unit has been silent, sorted, shape (dead,)
     width: int
-    is_sample: bool
+    is_sample: bool  # if only every k-th unit was measured
 
     @property
     def share(self) -> float:
@@ -76,10 +68,8 @@ def is_finite(run: Run, layer: Layer) -> bool:
 
 
 def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Return which of units 0, every, 2 * every ... have only zeros as weights; None if not measured.
-
-    For a norm, the weights of the layer before it are taken. Of a pruned layer it is unknown, so any unit may.
-    """
+    """Return which of units 0, every, 2 * every ... have only zeros as weights; None if not measured."""
+    # Of a pruned layer it is unknown, so any unit may.
     if any(name.endswith("_orig") for name in layer.weights):
         return np.ones(len(range(0, width, every)), dtype=bool)
     rows = weight_of(run, layer, width, every)
@@ -103,10 +93,8 @@ def has_its_own_activation(run: Run, layer: Layer) -> bool:
 
 
 def is_used(run: Run, layer: Layer, units: int) -> bool:
-    """Return True if a later layer seems to take the output of this one: it has as many inputs as this has units.
-
-    It is False for the last layer, whose units may be silent because their class never occurs.
-    """
+    """Return True if a later layer seems to take the output of this one: it has as many inputs as this has units."""
+    # Nothing takes the output of the last layer, whose units may be silent because their class never occurs.
     later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
     if any(shape == (units,) and other.kind in NORM_KINDS for other, shape in later):
         return True
@@ -115,9 +103,8 @@ def is_used(run: Run, layer: Layer, units: int) -> bool:
 
 
 DEAD_SHARE_ALARM = 0.9
-"""Share of dead units from which a layer is as good as dead: an alarm unless the loss falls with the units that are
-left. With two thirds dead a layer of 16 channels still learns the digits as well as any (seen on the benchmark's tuning
-half)."""
+"""Share of dead units from which a layer is as good as dead: an alarm unless the loss falls. With two thirds dead, one
+of 16 channels still learns the digits as well as any (seen on the tuning half)."""
 
 DEAD_SHARE_ALARM_IF_HARMED = 0.75
 """Share of dead units that is an alarm if the loss shows harm. Deep in a net where hardly any signal arrives, units are
@@ -131,8 +118,7 @@ BIAS_DEVIATIONS = 1.0
 the layer's outputs below 0: then five in six outputs are negative (a choice)."""
 
 DEAD_SHARE_NOTE = 0.25
-"""Share of dead units that is worth a note. A healthy net of narrow layers starts with 5 to 20 % (seen on the tuning
-half)."""
+"""Share of dead units that is worth a note. Healthy narrow layers start with 5 to 20 % (seen on the tuning half)."""
 
 SILENT_VALUES_MIN = 128
 """Number of values that a unit must have given, all silent, before it counts as dead: a unit that one sample in 50
@@ -148,9 +134,8 @@ LAYER_UNITS_MIN = 4
 """A layer needs at least this many units for a share of them to be meaningful (a choice)."""
 
 ARRIVING_GRADIENT_RATIO = 1e-4
-"""A gradient below this share of the model's usual one does not arrive, where the pre-activation is below
-`DEEP_PREACTIVATION`: after GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU.
-"""
+"""A gradient below this share of the usual one does not arrive, where pre-activations are below `DEEP_PREACTIVATION`:
+after GELU at -5 it is 1e-5 of the usual. Elsewhere it must be 0 but for rounding, as after ReLU."""
 
 ZERO_GRADIENT_RATIO = 1e-12
 """Share of the model's usual gradient that counts as 0."""
@@ -159,12 +144,10 @@ DEEP_PREACTIVATION = -3.0
 """Pre-activation at which GELU and SiLU give almost nothing."""
 
 FAINT_INPUT_SPREAD = 0.02
-"""Spread of a layer's input over the samples, as a share of its RMS, below which a unit is on or off for nearly all
-samples, by chance (a choice)."""
+"""Spread of an input, as a share of its RMS, below which a unit is on or off for nearly all by chance (a choice)."""
 
 CONSTANT_INPUT_SPREAD = 1e-5
-"""Spread over the samples, as a share of the RMS, below which a layer is given a constant: something before it is dead,
-and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
+"""Spread of a constant: something before is dead, and half of the units negative by chance. Float32 rounds to 1e-7."""
 
 
 def _dead_units(run: Run) -> Iterator[Finding]:
@@ -192,7 +175,6 @@ def _dead_units(run: Run) -> Iterator[Finding]:
 
 
 def _usual(run: Run, dead: Dead, lasting: np.ndarray) -> list[float]:
-    """Return the share of dead units in each other layer of the same kind, for comparison."""
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
         exact = [other for layer in alike if (other := _dead_after(run, layer, lasting))]
@@ -227,7 +209,6 @@ LARGE_STEP_RATIO = 0.01
 
 
 def _is_gone(run: Run, dead: Dead) -> bool:
-    """Return True if all units of the layer are dead, or at least 90 % while the loss is not learning."""
     is_idle = run.losses.is_known and not run.losses.is_learning
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
@@ -261,7 +242,6 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity, lasting: np.ndarray)
 
 
 def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
-    """Return advice for units that died at step `onset`: about the learning rate if a step until then was large."""
     until = np.array(run.course_steps) <= onset
     ratios = run.course("update_ratio")[run.place(dead.source.name)][until]
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
@@ -274,7 +254,6 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
 
 
 def _advice_at_start(run: Run, dead: Dead) -> str:
-    """Return advice for units that were dead before the first step: about their biases if these are far below 0."""
     flat = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
     biases = [name for name in flat if len(flat) == 1 or name.endswith("bias")]  # a norm has a gain too
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
@@ -289,10 +268,7 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
 
 
 def _dead_after(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
-    """Return the dead units of a rectifier or dropout by its zeros; None if not measured, not finite, or all pruned.
-
-    For a dropout, units that were silent before it do not count as dead.
-    """
+    """Return the dead units of a rectifier or dropout by its zeros; None if not measured, not finite, or all pruned."""
     silence, part = run.silence, run.silence.parts.get(layer.name)
     if part is None or not is_finite(run, layer):
         return None
@@ -311,10 +287,7 @@ def _dead_after(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
 
 
 def _dead_before_a_function(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
-    """Return the units whose outputs never exceed 0 and that no gradient reaches; None if too few, or unknown.
-
-    This is for activations that are called as functions, whose outputs are not seen.
-    """
+    """Return units never above 0 that no gradient reaches, where functions, not seen, activate; None if unknown."""
     part = run.silence.parts.get(layer.name)
     if part is None or part.stop - part.start < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
@@ -368,23 +341,18 @@ def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
 
 DEAD_UNITS = Rule("dead_units", _dead_units, look_at="health/dead_fraction")
 
-
 SYMMETRY_ADVICE = (
     "Initialize its weights with random numbers, and look for weights that are copies or set to a constant."
 )
 
-MAY_BE_EQUAL_KINDS: frozenset[Kind] = NORM_KINDS | {"embedding"}
-"""Kinds of layers whose units may be equal."""
-
-UNIT_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "recurrent"})
-"""Kinds of layers of whose weights each row is a unit."""
+MAY_BE_EQUAL_KINDS: frozenset[Kind] = NORM_KINDS | {"embedding"}  # whose units may be equal
+UNIT_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "recurrent"})  # whose weights have a row for each unit
 
 TWIN_SHARE_ALARM = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
 
 TWIN_WEIGHT_TOLERANCE = 1e-5
-"""Two units have the same weights if none of their numbers differs by more than this share of its size: about 100
-roundings of float32."""
+"""Units have the same weights if no number differs by this share of its size: about 100 roundings of float32."""
 
 TWIN_GRADIENT_TOLERANCE = 1e-3
 """`TWIN_WEIGHT_TOLERANCE` for gradients, where sums over a batch cancel."""
@@ -405,10 +373,7 @@ def _symmetric_units(run: Run) -> Iterator[Finding]:
 
 
 def _suspects(run: Run) -> list[int]:
-    """Return the indices of layers with a trainable weight that may have equal units.
-
-    The check is cheap; `_in_layer` examines these layers exactly.
-    """
+    """Return the places of layers with a trainable weight that may have equal units, for `_in_layer` to examine."""
     table, weights = run.arrays, run.latest.weights
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
@@ -417,11 +382,7 @@ def _suspects(run: Run) -> list[int]:
 
 
 def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
-    """Return indices into `weights.places`: the weights that are judged and may have two equal units.
-
-    In such a weight some unit has mean, deviation, min and max each close to that of another unit. "Close" is wide
-    enough that no units are missed that are equal after `_rounded`.
-    """
+    """Return indices into `weights.places`: the judged weights in which two units are close in each compared field."""
     low, high = weights.columns["min"], weights.columns["max"]
     largest = np.maximum.reduceat(np.maximum(np.abs(low), np.abs(high)), weights.starts)
     owner = np.repeat(np.arange(len(largest)), weights.counts)
@@ -431,6 +392,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
         # Each weight in a range of its own, and all of them sorted at once.
         scaled = weights.columns[field][found] / largest[owner[found]] + 4.0 * owner[found]
         order = np.argsort(scaled)
+        # Wide enough for all that are equal after `_rounded`.
         close = np.flatnonzero(np.diff(scaled[order]) <= 2.01 * TWIN_WEIGHT_TOLERANCE)
         is_near = np.zeros(len(found), dtype=bool)
         is_near[order[close]] = is_near[order[close + 1]] = True
@@ -465,11 +427,7 @@ def _was_constant(run: Run, name: str, units: int) -> bool:
 
 
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
-    """Return the statistics of the layer's latest outputs for each unit that was measured of a weight.
-
-    Shape (measured units, columns of `hookboard.measure.row.FIELDS`); None if they are of other units, or not all
-    known.
-    """
+    """Return a layer's latest output statistics for each measured unit of a weight; None if of others, or unknown."""
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
         return None
@@ -479,17 +437,14 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
-    """Return how many units have the same weights, gradient and outputs (None: unknown) as another unit.
-
-    Mean, deviation, min and max are compared; of outputs only deviation, and min and max about the mean. They do not
-    tell the order of elements: all rows of an identity matrix are alike. So a unit counts only if it has a gradient, if
-    its elements are (or began) equal and are not 0, or if all units have only zeros: single ones are pruned.
-    """
+    """Return how many units have the same weights, gradient and outputs (None: unknown) as another unit."""
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
     is_zero = weights[:, _ZEROS] >= weights[:, _COUNT]
     has_gradient = gradients[:, _COMPARED].any(axis=1)
     is_constant = began_equal | (weights[:, _DEVIATION] <= TWIN_WEIGHT_TOLERANCE * np.abs(weights[:, _MEAN]))
+    # These numbers do not tell the order of elements: all rows of an identity matrix are alike. So without a gradient
+    # only equal elements that are not 0 count, or zeros if all units have only zeros: single ones are pruned.
     found = np.flatnonzero((~is_zero & is_constant) | has_gradient | is_zero.all())
     if len(found) < 2:
         return 0

@@ -24,46 +24,38 @@ UPDATE_RATIO_USUAL = 1e-3
 """Update ratio of a usual step (Karpathy's rule of thumb)."""
 
 UPDATE_RATIO_LARGE = 0.1
-"""Update ratio above which steps are large, as the median over the layers, for a window (DeepDiagnosis,
-TheDeepChecker)."""
+"""Median update ratio over the layers above which steps of a window are large (DeepDiagnosis, TheDeepChecker)."""
 
 UPDATE_RATIO_ADVISED = 0.01
-"""Update ratio of the first steps that is advised where it was too large: ten times what is usual later (a choice: the
-first steps are the largest)."""
+"""Update ratio advised for first steps that were too large: ten times the usual, as these are largest (a choice)."""
 
 FIRST_UPDATE_RATIO_LARGE = 0.3
-"""`UPDATE_RATIO_LARGE` for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning
-half), and weights that have grown by the next look hide it."""
+"""`UPDATE_RATIO_LARGE` for the first step: Adam then reaches 0.1 in narrow layers (seen on the tuning half), and
+weights that have grown by the next look hide it."""
 
 FIRST_UPDATE_RATIO_ERASES = 1.0
-"""Update ratio of the first step from which it is an alarm unless the loss falls, and no effect of anything: the step
-is larger than the weights, of which nothing is left. Healthy trainings reach 0.14."""
+"""Update ratio of the first step from which it is an alarm unless the loss falls, and no effect of anything: nothing is
+left of the weights. Healthy trainings reach 0.14."""
 
 FIRST_UPDATE_RATIO_REPLACES = 3.0
 """Update ratio of the first step from which it is an alarm whatever the loss does: less than a tenth of the weights (1
-in 1 + 3 squared) is then the initialization that somebody chose, the rest is one step."""
+in 1 + 3 squared) is then the initialization that somebody chose."""
 
 LOSS_LEAP_FACTOR = 3.0
 """A loss that rose to this many times its first value in its first steps has leapt (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
-"""Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
-benchmark's tuning half no weight grows by more than 4.2."""
+"""Growth of most weights that is always an alarm. In healthy runs (tuning half) no weight grows by more than 4.2."""
 
 WEIGHT_GROWTH_BEGUN = 3.0
 """Growth of most weights since the first look from which such a growth is dated (a choice)."""
 
 LAYER_UPDATE_FACTOR_LARGE = 30.0
-"""A single layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the
-others."""
+"""A layer's updates are large above `UPDATE_RATIO_LARGE`, and this many times the median of the others."""
 
 
 def update_too_large(run: Run) -> Iterator[Finding]:
-    """Report steps that were too large for the weights.
-
-    They may have ended before the loss shows harm, because a dead network no longer moves, so the whole run is judged.
-    Nothing is said while the loss falls, unless the first step was larger than the weights.
-    """
+    """Report steps that were too large for the weights; while the loss falls, only a first one larger than they are."""
     # A single matrix may be anywhere after a step: a linear model learns from any start. But a leap is no start.
     has_leapt = _leap_factor(run) > LOSS_LEAP_FACTOR
     is_judged = _is_deep(run) or has_leapt or (run.losses.is_known and not run.losses.is_well)
@@ -87,6 +79,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     # Inf from the logarithm of 0 is not the doing of large steps.
     if not layers or not (run.losses.is_finite or run.has_blown_up):
         return
+    # The whole run: large steps may be over before the loss shows harm, as a dead network no longer moves.
     steps, ratios = _course(run, layers)
     if not len(steps):
         return
@@ -112,11 +105,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps of the looks with an update ratio, and those ratios of some layers, shape (layers, looks).
-
-    Unless the loss shows harm, they are NaN where the weights are near 0, as they may be on purpose at first: any step
-    is large beside them.
-    """
+    """Return the steps of the looks with an update ratio, and those ratios of some layers, shape (layers, looks)."""
     (ratios, sizes), steps = (
         (run.course(name)[layers] for name in ("update_ratio", "weight_rms")),
         list(run.course_steps),
@@ -128,6 +117,7 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     matrices = run.arrays.first_of_each(~np.isnan(run.arrays.inputs))
     inputs = dict(zip(run.arrays.owner[matrices].tolist(), run.arrays.inputs[matrices].tolist(), strict=True))
     scales = np.sqrt([[inputs.get(place, math.nan)] for place in layers])
+    # Beside weights that are near 0, as they may be on purpose at first, any step is large.
     ratios = np.where((sizes * scales < USUAL_WEIGHT_NORM_MIN) & (not run.losses.is_harmed), np.nan, ratios)
     # A layer that no gradient reaches says nothing of the size of steps, unless none moves.
     ratios = np.where(np.isfinite(ratios) & ((ratios > 0) | ~(ratios > 0).any(axis=0)), ratios, np.nan)
@@ -138,11 +128,7 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def _moves(
     whose: str, among: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray, is_now: bool
 ) -> tuple[str, int | None]:
-    """Describe how far steps move weights, and return the last step that was too large; None if that is the latest.
-
-    `whose` ratio it is, such as "its update-to-weight ratio", and what is `among` brackets are put into the sentence.
-    At one look at least it `is_large`.
-    """
+    """Describe how far steps move weights, and return the last step that was too large; None if that is the latest."""
     if is_large[-1] and is_now:
         return f"{whose} is {moved[-1]:.2g}{among}", None
     large = np.flatnonzero(is_large)
@@ -162,7 +148,6 @@ def _jumped(run: Run, jump: RateJump) -> Finding:
 
 
 def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Finding:
-    """Return the finding of large steps of the whole model, the first of them at the look `first`."""
     before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
     among = f" (median over layers; {before})"
     is_large, is_now = whole > UPDATE_RATIO_LARGE, bool(steps[-1] == run.now.step)
@@ -205,10 +190,7 @@ def _grown_model(run: Run, growth: float) -> Finding:
 
 
 def _growth(run: Run) -> float:
-    """Return the factor by which the weights' RMS has grown since the first look, the median over the layers.
-
-    Only layers that `_may_grow` count. NaN if no layer has grown by more than `WEIGHT_GROWTH_ALARM`.
-    """
+    """Return the factor by which weights have grown since the first look, the median over layers; NaN if by little."""
     first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
     if not (growth > WEIGHT_GROWTH_ALARM).any():
@@ -217,7 +199,6 @@ def _growth(run: Run) -> float:
 
 
 def _may_grow(run: Run, layer: Layer) -> bool:
-    """Return True if an optimizer steps the layer, and one of its matrices was not small at the first look."""
     is_trained = any(name in run.peak_rate for name in layer.weights)
     return (
         is_trained
@@ -231,10 +212,7 @@ def _may_grow(run: Run, layer: Layer) -> bool:
 
 
 def _leap(run: Run) -> str:
-    """Return how far the loss rose in the first steps and what it is now, as the end of a sentence.
-
-    "" if it did not, or shows harm, which `harm_of` describes.
-    """
+    """Return how far the loss rose in the first steps and what it is now; "" if not, or if `harm_of` tells."""
     if run.losses.is_harmed or not _leap_factor(run) > LOSS_LEAP_FACTOR:
         return ""
     first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
@@ -249,12 +227,10 @@ def _leap_factor(run: Run) -> float:
 
 
 def _is_deep(run: Run) -> bool:
-    """Return True if more than one layer that has run has a matrix."""
     return sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
 
 
 def _gains_nothing(run: Run) -> bool:
-    """Return True if the loss is not clearly below its start; for several losses, if the model has blown up."""
     return run.has_blown_up if run.losses.is_mixed else not run.losses.is_learning
 
 
@@ -274,10 +250,8 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
 
 UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large, look_at="health/update_ratio")
 
-
 LAYER_UPDATE_SHARE_SMALL = 1e-3
-"""A single layer's updates are small if they are below this share of the median of the others (a choice: learning rates
-that fall from layer to layer on purpose end at about 1e-2)."""
+"""A layer's updates are small below this share of the others' median (a choice: falling rates end at 1e-2)."""
 
 
 def update_too_small(run: Run) -> Iterator[Finding]:
@@ -338,7 +312,6 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
 
 
 def _small_since(run: Run) -> int:
-    """Return the first step since which the median update ratio has stayed below `UPDATE_RATIO_SMALL`."""
     layers = run.arrays.with_matrix
     levels = medians_of(run.course("update_ratio")[layers])
     since = run.now.step
