@@ -21,7 +21,7 @@ from benchmarks.health.judge import alarms_of, judged
 from benchmarks.health.runner import path_of
 from benchmarks.health.trace import Trace
 
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 PLANTED, PROGRAMS, PROJECTS = "planted", "programs", "projects"
 

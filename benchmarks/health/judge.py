@@ -7,7 +7,7 @@ from benchmarks.health.trace import Trace
 
 from hookboard.health.judge import Judge
 from hookboard.health.rule import Rule, Verdict
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 WINDOW = 3
 """How many looks a finding must last, as by default."""

@@ -12,7 +12,7 @@ from toys import mlp
 from hookboard import GradientLogger, HealthMonitor, HookboardWarning, capture
 from hookboard.base import messages
 from hookboard.measure import taps
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 
 @pytest.mark.parametrize(

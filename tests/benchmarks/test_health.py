@@ -12,7 +12,7 @@ from benchmarks.health.plants import PLANTS
 from benchmarks.health.runner import train
 from benchmarks.health.trace import Head
 
-from hookboard.tracing.reading import RULES, STEP
+from hookboard.tracing.questions import RULES, STEP
 
 ORDER = ["net.a", "net.b", "net.c", "net.d"]
 TRUTH = Truth(frozenset({"dead_units"}), frozenset({"net.b"}), (50, 50))

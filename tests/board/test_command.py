@@ -25,7 +25,7 @@ from hookboard.board.command import main, parser
 from hookboard.health.report import cards_of, closing, folded_verdicts
 from hookboard.health.run import Run
 from hookboard.model.layers import Layer
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from toys import ALWAYS, RecordsLoss, Toy, batches, fit, mlp
 
 from hookboard import Finding, HealthMonitor, HookboardWarning, Rule
 from hookboard.model.sites import Site
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 
 def recording():

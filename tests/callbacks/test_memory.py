@@ -14,7 +14,7 @@ from hookboard import ActivationLogger, GradientLogger, HealthMonitor, Parameter
 from hookboard.health import losses, run
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Loss
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 STEPS = 1000
 WARM = 200

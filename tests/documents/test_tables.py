@@ -10,7 +10,7 @@ import hookboard
 from hookboard.base.messages import explained
 from hookboard.capturing.methods import METHODS
 from hookboard.health.arrays import QUANTITIES
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 from hookboard.writers.loggers import KINDS
 
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 from benchmarks.document import ROOT, missing_exports, written
 
-from hookboard.tracing.reading import RULES, STEP
+from hookboard.tracing.questions import RULES, STEP
 
 HOW = "python -m benchmarks.document writes it anew"
 

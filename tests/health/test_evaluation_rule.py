@@ -20,7 +20,7 @@ from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, Running, StageComparison
 from hookboard.measure.row import FIELDS
 from hookboard.model.layers import Layer
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 GAP_RULE = RULES["train_eval_gap"]
 CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other", has_modes=True)}

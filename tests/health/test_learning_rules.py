@@ -21,7 +21,7 @@ from hookboard.health.rules.learning import (
 from hookboard.health.rules.shared import growth_of
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 

@@ -99,8 +99,14 @@ def test_a_loss_that_overflows_below_0_has_no_bound_before_it_is_known_how_it_fa
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_a_loss_without_a_bound_falls_no_slower_than_before(times, fires):
     """By so many times `BOUNDLESS_PACE_SHARE` of what it fell in the first half."""
-    values = [*-np.linspace(0, 4000, 100), *(-4000 - np.linspace(0, 4000 * times * BOUNDLESS_PACE_SHARE, 100))]
+    values = [*-np.linspace(1, 4000, 100), *(-4000 - np.linspace(0, 4000 * times * BOUNDLESS_PACE_SHARE, 100))]
     assert curve(values).is_boundless is fires
+
+
+def test_a_player_whose_loss_falls_without_a_bound_has_another_that_holds_it():
+    losses = LossCurve()
+    losses.extend(Loss(step, step, value, backwards=2) for step, value in enumerate(-np.linspace(1, 4000, 100)))
+    assert not losses.is_boundless
 
 
 def test_a_classifier_that_only_comes_down_to_chance_is_stuck():

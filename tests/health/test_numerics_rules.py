@@ -11,7 +11,7 @@ from health.trainings import LAYERS, WEIGHTS, falling, findings, judged, of, pla
 from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
 from hookboard.measure.row import Histogram, Moments
 from hookboard.model.sites import Site
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 NONFINITE, PRECISION = RULES["nonfinite"], RULES["precision"]
 

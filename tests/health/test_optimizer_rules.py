@@ -26,7 +26,7 @@ from hookboard.health.rules.shared import SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 NO_GRADIENT, NOT_UPDATED = RULES["no_gradient"], RULES["not_updated"]
 

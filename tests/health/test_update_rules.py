@@ -24,7 +24,7 @@ from hookboard.health.judge import Judge
 from hookboard.health.look import Stepped
 from hookboard.health.rules import LOOK_RULES
 from hookboard.model.sites import Site
-from hookboard.tracing.reading import RULES
+from hookboard.tracing.questions import RULES
 
 OF_LOOKS = [rule for rule in LOOK_RULES if rule.of != "end"]
 TOO_SMALL, TOO_LARGE = RULES["update_too_small"], RULES["update_too_large"]

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, dropout, linear
 from torch.utils.checkpoint import checkpoint
 
 from hookboard.tracing.adapters import adapters_of
-from hookboard.tracing.reading import Reader
+from hookboard.tracing.questions import Reader
 from hookboard.tracing.step import audit
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
 
-from hookboard.tracing.reading import Reader
+from hookboard.tracing.questions import Reader
 
 pytestmark = pytest.mark.unit
 

@@ -443,8 +443,9 @@ def test_a_nested_tensor_in_the_batch_is_read_without_an_error():
     assert audit(model, batch, lambda batch: model(batch[0]).square().mean()) == ()
 
 
-def test_layers_in_evaluation_mode_are_a_note():
-    model = net(nn.BatchNorm1d(3), nn.Dropout())
+@pytest.mark.parametrize("dropout", [nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_layers_in_evaluation_mode_are_a_note(dropout):
+    model = net(nn.BatchNorm1d(3), dropout())
     model(X)  # its statistics are those of data
     model[1].eval()
     (found,) = found_in(model, cross_entropy, CLASSES, None)

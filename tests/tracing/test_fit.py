@@ -17,7 +17,7 @@ from hookboard import HealthMonitor, watch
 from hookboard.health.rule import rules_in
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.reading import RULES, STEP, STEP_RULES
+from hookboard.tracing.questions import RULES, STEP, STEP_RULES
 
 pytestmark = pytest.mark.trains
 
@@ -138,7 +138,7 @@ def test_it_is_not_read_where_the_audit_is_off(tmp_path):
     assert not STEP.intersection(verdict.rule for verdict in verdicts)
 
 
-@pytest.mark.parametrize("place", [(StepTrace, "_place"), ("hookboard.tracing.reading", "findings_of")])
+@pytest.mark.parametrize("place", [(StepTrace, "_place"), ("hookboard.tracing.questions", "findings_of")])
 def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatch, place):
     def broken(*args):
         raise ZeroDivisionError("ours")

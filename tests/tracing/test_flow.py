@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from toys import batches, fit
 
 from hookboard import HealthMonitor, Rule
-from hookboard.tracing.reading import Reader
+from hookboard.tracing.questions import Reader
 
 
 class Branches(LightningModule):

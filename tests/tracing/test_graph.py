@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, dropout2d, kl_div, linear
 from toys import batches, fit, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.tracing.reading import Reader
+from hookboard.tracing.questions import Reader
 from hookboard.tracing.step import audit
 
 torch.manual_seed(0)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from toys import fit
 
 from hookboard import HealthMonitor, for_transformers, watch
-from hookboard.tracing.reading import STEP
+from hookboard.tracing.questions import STEP
 
 pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")]
 

@@ -12,7 +12,7 @@ import two_ranks_looped
 from two_ranks import CASES
 
 from hookboard import HealthMonitor
-from hookboard.tracing.reading import STEP
+from hookboard.tracing.questions import STEP
 
 pytestmark = pytest.mark.spawns
 

@@ -9,10 +9,10 @@ from tensorboard.util import tensor_util
 
 from hookboard.base.messages import HookboardWarning
 from hookboard.images.picture import Picture
-from hookboard.writers.entry import Entry, Table
+from hookboard.writers.entry import Entry, TextTable
 from hookboard.writers.loggers import Loggers, write_rows
 
-TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
+TABLE = TextTable(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
 
 
 def entry(step=3):

@@ -1,1 +1,1 @@
-"""What all rooms stand on: messages, checks of arguments, ranks, checkpoints, and torch's private names."""
+"""What all rooms stand on: messages, checks of arguments, ranks, records, and torch's private names."""

@@ -42,7 +42,7 @@ from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.optimizing import StaleGradients
-from hookboard.tracing.reading import RULES, STEP
+from hookboard.tracing.questions import RULES, STEP
 from hookboard.writers.loggers import EventFiles
 
 MEASURED = ("rms", "zero_fraction")

@@ -22,7 +22,6 @@ from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.health.rule import Finding
 from hookboard.model.nested import bytes_of
 from hookboard.model.state import copied, same_random_state
-from hookboard.tracing.optimizing import findings_of_optimizers
 from hookboard.tracing.step import CannotRunAgainError, audit, loss_of_step, undisturbed
 
 MAX_CPU_WEIGHT_BYTES = 1 << 32
@@ -396,18 +395,15 @@ def _trainer_of(pl_module: LightningModule) -> Trainer | None:
 
 
 def check_up(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
-    """Audit the step of a batch and, with a Trainer, the optimizers; then train a copy on the batch."""
+    """Audit the step of a batch, then train a copy on it."""
     until = perf_counter() + seconds
-    module, trainer = setting.module, setting.trainer
     findings: list[Finding] = []
     tried: list[str] = []
     try:
-        with undisturbed(module, trainer=trainer, is_whole_step=True):
-            findings += audit(module, batch, setting.loss)
+        with undisturbed(setting.module, trainer=setting.trainer, is_whole_step=True):
+            findings += audit(setting.module, batch, setting.loss)
     except CannotRunAgainError as why:
         tried.append(f"The step was not inspected: {why}.")
-    if trainer is not None:
-        findings += findings_of_optimizers(setting.optimizers, module, None)
     found = experiment(setting, batch, until - perf_counter())
     findings = sorted([*findings, *found.findings], key=lambda finding: finding.severity != "alarm")
     return CheckupReport(tuple(findings), (*tried, *found.tried))

@@ -23,7 +23,7 @@ class Cause:
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
-    is_hard: bool = False  # if only a hard alarm of the cause explains anything
+    only_proven: bool = False  # whether only a proven case of the cause explains anything, see `Case.is_proven`
     only_if: Callable[[Run], bool] = lambda run: True
 
 
@@ -61,11 +61,11 @@ CAUSES: tuple[Cause, ...] = (
         ("update_too_large", "nonfinite", "spike"),
         only_if=lambda run: are_targets_unscaled(run) and _is_plain(run),
     ),
-    Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", is_hard=True),
+    Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", only_proven=True),
     # What a layer of 0 feeds is the same for all samples.
-    Cause("dead_units", ("collapsed",), "behind", is_hard=True),
+    Cause("dead_units", ("collapsed",), "behind", only_proven=True),
     Cause("dead_units", ("activation_scale", "collapsed", "symmetric_units", "not_updated"), "same"),
-    Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
+    Cause("vanishing_gradient", ("no_gradient", "not_updated"), only_proven=True),
     Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
     Cause("not_updated", ("update_too_small",), "same"),
     Cause("precision", _STANDSTILL),
@@ -121,7 +121,7 @@ def explained(cases: Sequence[Case], run: Run) -> dict[Case, Case]:
     for cause in CAUSES:
         if cause.rule not in by_rule or not cause.only_if(run):
             continue
-        ones = [one for one in by_rule[cause.rule] if not cause.is_hard or one.is_hard]
+        ones = [one for one in by_rule[cause.rule] if not cause.only_proven or one.is_proven]
         for other in (case for effect in cause.effects for case in by_rule.get(effect, ())):
             if other in found or other.finding.is_root:
                 continue

@@ -18,7 +18,7 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window, so at the
 first looks too: an alarm there need not wait for a loss of which nothing is known. A finding
 is proof if it is hard (`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls,
-it is also proof if one of its earlier alarms did not depend on the loss (`Case.is_hard`).
+it is also proof if one of its earlier alarms did not depend on the loss (`Case.is_proven`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Judge:
                     self._open.pop(key, None)  # of the fit that this one continues
                     self._closed.pop(key, None)
                     self.add(rule.name, finding, step)
-        self.verdicts = self._told()
+        self.verdicts = self._verdicts_now()
         return self.verdicts
 
     def add(self, rule: str, finding: Finding, step: int, is_located: bool = True, is_searched: bool = False) -> None:
@@ -106,20 +106,20 @@ class Judge:
         case = self._open.get((rule, finding.module), earlier)
         if case is not None and case.origin == "event":
             # The same event again, in a later step: what is told is where it began.
-            case.last, case.missed, case.seen = step, 0, case.seen + 1
+            case.last, case.missed, case.in_a_row = step, 0, case.in_a_row + 1
         else:
             place: Place = "known" if is_located else "lost" if is_searched else "open"
-            case = Case(rule, finding.module, step, finding, "event", place, is_hard=True)
+            case = Case(rule, finding.module, step, finding, "event", place, is_proven=True)
             case.add(finding, step, self.run.window)
         self._open[rule, finding.module] = case
-        self.verdicts = self._told()
+        self.verdicts = self._verdicts_now()
 
     @property
     def look_at(self) -> dict[str, str]:
         """Name of each rule -> the tag of the chart or text that shows its findings; "" if there is none."""
         return {rule.name: rule.look_at for rule in self._rules}
 
-    def _told(self) -> tuple[Verdict, ...]:
+    def _verdicts_now(self) -> tuple[Verdict, ...]:
         """Return the verdicts on the cases as they are now, worst first."""
         is_harmed = self._well < self.run.window and self.run.seen > 0
         is_well = self.run.losses.is_well and not is_harmed
@@ -209,11 +209,11 @@ class Judge:
                 key = (rule.name, finding.module)
                 if key not in seen:
                     seen.add(key)
-                    self._note(rule, finding)
+                    self._add_look(rule, finding)
         names = {rule.name for rule in rules}
         for key in [key for key in self._open if key not in seen and key[0] in names]:
-            self._miss(key)
-        self.verdicts = self._told()
+            self._miss_look(key)
+        self.verdicts = self._verdicts_now()
         return self.verdicts
 
     def _findings_of(self, rule: Rule) -> list[Finding]:
@@ -254,28 +254,28 @@ class Judge:
             del self._open[key]
             key = rule, finding.module
             self._open[key] = case
-        case.last, case.missed, case.seen = step, 0, case.seen + 1
+        case.last, case.missed, case.in_a_row = step, 0, case.in_a_row + 1
         return key
 
-    def _note(self, rule: Rule, finding: Finding) -> None:
+    def _add_look(self, rule: Rule, finding: Finding) -> None:
         step, key = self.run.now.step, (rule.name, finding.module)
         case = self._open.get(key)
         if case is None:
             case = self._open[key] = Case(*key, step, finding, "step" if rule.at_once else "looks")
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
-        is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
+        is_kept = not (case.is_proven or losses.is_harmed) and self._well < self.run.window
         case.add(finding, step, self.run.window, is_kept)
         needs_no_loss = finding.is_hard or not (losses.is_harmed and losses.is_finite)
-        case.is_hard |= finding.severity == "alarm" and needs_no_loss
+        case.is_proven |= finding.severity == "alarm" and needs_no_loss
         if case.is_said and not was_said:
             earlier = self._closed.pop(key, None)
             if earlier is not None and finding.since is None:  # it has come back
                 case.since = earlier.since
 
-    def _miss(self, key: Key) -> None:
+    def _miss_look(self, key: Key) -> None:
         case = self._open[key]
-        case.missed, case.seen = case.missed + 1, 0
+        case.missed, case.in_a_row = case.missed + 1, 0
         if not case.is_said:
             del self._open[key]
         elif case.missed >= self.run.window:

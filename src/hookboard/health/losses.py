@@ -386,7 +386,8 @@ class LossCurve:
     @cached_property
     def is_boundless(self) -> bool:
         """True if the loss fell far below 0, as a likelihood may, but hardly slows down: it seems to have no bound."""
-        if not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):  # NaN without losses
+        # Of two players, or a policy, one may gain without end. Without losses the comparison is with NaN.
+        if self.is_mixed or not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):
             return False
         last = self.last(RECENT_LOSSES)
         last = last[np.isfinite(last)]

@@ -16,7 +16,7 @@ from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
 from hookboard.images.heat_map import Mark, heat_map
 from hookboard.images.picture import ColourScale, Picture
-from hookboard.writers.entry import Entry, Table, escaped, markdown
+from hookboard.writers.entry import Entry, TextTable, escaped, markdown
 
 VERDICT = "health/verdict"  # the tag of the table
 
@@ -211,7 +211,7 @@ def seen_in(look_at: str) -> str:
 
 def table_of(
     run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
-) -> Table:
+) -> TextTable:
     """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it."""
     shown_by = look_at or {}
     shown = folded_verdicts(verdicts, run.arrays.names)
@@ -225,7 +225,7 @@ def table_of(
     seen = f"{more}{coverage(run, every_n_steps)}{_worst_layers(run, verdicts)}"
     last = " ".join(filter(None, [seen, escaped(left_out(run))]))
     text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(verdicts), in_markdown, last]))
-    return Table(TABLE_COLUMNS, rows, text)
+    return TextTable(TABLE_COLUMNS, rows, text)
 
 
 def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:

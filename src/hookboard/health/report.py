@@ -53,7 +53,7 @@ def caveat(verdicts: Sequence[Verdict]) -> str:
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
     """Return the lines printed at the end of a fit; `places` are those of the loggers' pages, None without a logger."""
-    lines = [f"HealthMonitor: {headline(run, verdicts)}"]
+    lines = _wrapped(f"HealthMonitor: {headline(run, verdicts)}", "", 4)
     lines += _wrapped(caveat(verdicts), "  ", 4)
     shown = folded_verdicts(verdicts, run.arrays.names)
     for verdict in shown[:CLOSING_VERDICTS_MAX]:

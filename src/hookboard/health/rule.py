@@ -310,11 +310,13 @@ class Case:
     place: Place = "known"
     state: State = "seen"
     last: int = 0  # the last step at which it was present: a rule may report what is over
-    seen: int = 0  # consecutive looks that showed it, of those at which its rule was asked
+    in_a_row: int = 0  # consecutive looks that showed it, of those at which its rule was asked
     missed: int = 0  # consecutive looks since then that did not show it
     of_streak: Severity = "note"
     streak: int = 0  # latest findings in a row that had the severity `of_streak`
-    is_hard: bool = False  # an alarm of it was hard, an event, or came while the loss showed no harm or was not finite
+    is_proven: bool = (
+        False  # an alarm of it was hard, an event, or came while the loss showed no harm or was not finite
+    )
     size: float = 0.0
     severity: Severity = "note"  # what it is now, see `weigh`
 
@@ -324,7 +326,7 @@ class Case:
             self.since = finding.since
         self.finding, self.missed = finding, 0
         self.last = step if finding.until is None else max(self.last, finding.until)
-        self.seen += 1
+        self.in_a_row += 1
         self.size = max(self.size, finding.size)
         severity = "alarm" if is_kept and self.state == "alarm" else finding.severity
         self.streak = self.streak + 1 if severity == self.of_streak else 1
@@ -332,7 +334,7 @@ class Case:
         enough = window if self.origin == "looks" and not finding.is_lasting else 1
         if self.streak >= enough:
             self.state = severity
-        elif self.state == "seen" and self.seen >= enough:
+        elif self.state == "seen" and self.in_a_row >= enough:
             self.state = "note"
 
     @property
@@ -343,13 +345,13 @@ class Case:
     def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
         """Set `severity`: that of the finding until it is said; then an alarm needs harm or proof, see `judge.py`."""
         is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
-        is_open = self.is_hard and not is_well and (self.origin != "looks" or self.missed < window)
+        is_open = self.is_proven and not is_well and (self.origin != "looks" or self.missed < window)
         is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
         self.severity = ("alarm" if is_alarm else "note") if self.is_said else self.finding.severity
 
     def until(self, window: int) -> int | None:
         """Return the last step at which it was present; None while it lasts."""
-        lasts = self.missed == 0 and (self.seen >= window or self.origin == "looks" or self.finding.is_lasting)
+        lasts = self.missed == 0 and (self.in_a_row >= window or self.origin == "looks" or self.finding.is_lasting)
         return None if lasts and self.finding.until is None else self.last
 
     def __str__(self) -> str:

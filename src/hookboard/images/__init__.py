@@ -1,1 +1,1 @@
-"""Draws feature maps, kernels, overlays, heat maps and histograms, each in a file of its own, as a `Picture`."""
+"""Draws feature maps, kernels, class-activation maps and heat maps, each as a `Picture`."""

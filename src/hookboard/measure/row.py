@@ -93,9 +93,10 @@ def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
     count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
     ends = ranks.max(torch.cat([-rows[:, 8:9], rows[:, 9:]], 1))  # the minimum as the largest negative
     sums = torch.cat([count, count * mean, count * abs_mean, rows[:, 4:8]], 1)
-    # Columns without content, as of NaN and infinities, are not sent: channels have many rows.
-    # So a NaN `count` stays on its own rank if no rank has counted anything.
+    # Columns without content, as of NaN and infinities, are not sent: channels have many rows. Counts always are: a NaN
+    # among them says that a rank has switched its site off.
     has_content = ranks.max(((sums != 0) & ~sums.isnan()).any(0).double()).bool()
+    has_content[0] = True
     sums[:, has_content] = ranks.sum(sums[:, has_content])
     at_least_one = sums[:, :1].clamp(min=1)
     means = sums[:, 1:3] / at_least_one
@@ -232,8 +233,8 @@ class Reading:
         statistics: name to value, as they are logged.
         histogram: the histogram of the finite values; None if histograms are off.
         stage: the stage: `train`, `validate`, `test` or `predict`.
-        overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
-            step. `statistics` then holds the counts, and NaN for all others.
+        overflowed: whether gradients were not finite under a GradScaler, which then skips the step. `statistics` then
+            holds `nonfinite_count`, and NaN for all others.
         channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.row.FIELDS`),
             float64; if there are more than 1024 channels, one for every k-th (0, k, 2 * k ...), with the smallest k
             that leaves no more than 1024. None if channels are not measured, or if the tensors of the step had

@@ -156,10 +156,11 @@ class Statistic:
         name: Its name in tags: letters, digits and underscores.
         measure: A function that maps a tensor to one number (a tensor with one element, or a float). The tensor can
             have any shape and dtype, is detached, and is on the model's device. It is a copy, which the function may
-            change. The function runs inside the training step, so it should not call `.item()` on an accelerator. It
-            must handle NaN and infinities in the tensor itself. Random numbers that it draws with torch do not change
-            those of the training; for Python's or NumPy's, use a generator of your own. If it raises, the site is
-            switched off with a warning, and training goes on.
+            change (except of a subclass of Tensor whose `clone` gives another class). The function runs inside the
+            training step, so it should not call `.item()` on an accelerator. It must handle NaN and infinities in the
+            tensor itself. Random numbers that it draws with torch do not change those of the training; for Python's or
+            NumPy's, use a generator of your own. If it raises, the site is switched off with a warning, and training
+            goes on.
         merge: How the numbers of several calls become one: `mean` (weighted by the number of elements of each tensor),
             `sum`, `min` or `max`.
 

@@ -10,8 +10,8 @@ from hookboard.base.messages import listed
 from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Value
+from hookboard.tracing.loss_rules import TracedStep
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import TracedStep
 
 
 class Factor(NamedTuple):

@@ -7,7 +7,7 @@ from hookboard.base.messages import listed
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import CREATING, CUTS, Op, Value
 from hookboard.tracing.ledger import joining, targets_of, terms_of, trained_by
-from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
+from hookboard.tracing.loss_rules import FLAT, LOSSES, TracedStep
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookboard.base.ranks import local
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, PartialGraph, Value, asked, loss_part
-from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
+from hookboard.tracing.loss_rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
 
 ROUNDING = 1e-5
 """A gradient below this share of the largest is none (a choice): kernels round, and masks of -10000 leave a little."""

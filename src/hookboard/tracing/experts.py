@@ -14,8 +14,8 @@ from hookboard.health.rules.routing import uneven
 from hookboard.health.run import Router
 from hookboard.tracing.adapters import product_of
 from hookboard.tracing.calls import RESHAPES, Op, Value
+from hookboard.tracing.loss_rules import TracedStep
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import TracedStep
 
 ROUTING = frozenset({"topk", "argmax"})
 """Functions by which a router picks experts."""

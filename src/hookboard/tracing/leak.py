@@ -11,7 +11,7 @@ from hookboard.base.torch_private import parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Value, asked
 from hookboard.tracing.dependence import RECURRENT, DataInput, Layout, firsts_behind, layouts_of
-from hookboard.tracing.rules import LossCall, TracedStep, losses_of
+from hookboard.tracing.loss_rules import LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
 """If more than this share of the targets are later inputs, the model predicts these (a choice)."""

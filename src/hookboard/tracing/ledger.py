@@ -10,7 +10,7 @@ from hookboard.base.ranks import local
 from hookboard.base.torch_private import can_be_read, has_memory, parameters_in
 from hookboard.health.rule import Finding
 from hookboard.tracing.calls import CREATING, Op, PartialGraph, Place, Value, loss_part
-from hookboard.tracing.rules import LOSSES, TracedStep, losses_of
+from hookboard.tracing.loss_rules import LOSSES, TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 
 _JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg", "stack"})

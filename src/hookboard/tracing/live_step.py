@@ -28,10 +28,10 @@ from hookboard.tracing.adapters import Adapter, adapters_of
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value
 from hookboard.tracing.ledger import Ledger, any_not_zero
+from hookboard.tracing.loss_rules import findings_of
 from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.tracing.program import NotReadError, StepTrace
-from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first
-from hookboard.tracing.rules import findings_of
+from hookboard.tracing.questions import QUESTIONS, Reader, alarms_first
 
 _standing: "list[StandingAside]" = []
 """The one between `put` and `close`, if there is any: two traces would hide calls from each other."""

@@ -10,9 +10,10 @@ from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.health.rule import Finding, Rule
 from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
-from hookboard.tracing.rules import TracedStep
+from hookboard.tracing.loss_rules import TracedStep
 
-_WITH_MODES = (*BATCH_NORMS, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.RNNBase)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_WITH_MODES = (*BATCH_NORMS, *_DROPOUTS, nn.RNNBase)
 
 
 def _has_a_mode(module: nn.Module) -> bool:

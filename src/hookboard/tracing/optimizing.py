@@ -37,7 +37,7 @@ class Outsider(NamedTuple):
 
 
 def findings_of_optimizers(
-    optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
+    optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider]
 ) -> Iterator[Finding]:
     """Yield findings on parameters that a gradient reaches (None: not known which) and that no optimizer has."""
     parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}

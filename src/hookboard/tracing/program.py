@@ -41,7 +41,6 @@ MAX_OPS = 10_000
 
 _CALLERS = (
     "/hookboard/tracing/step.py",
-    "/hookboard/tracing/step.py",
     "/lightning/pytorch/trainer/call.py",
     "/lightning/pytorch/loops/",
     "/pytorch_lightning/trainer/call.py",
@@ -211,7 +210,7 @@ class StepTrace(TorchFunctionMode):
         if place is None:
             return
         if len(self.ops) >= MAX_OPS or sequence_number() - self._first_number > MAX_NODES:
-            raise NotReadError(f"it makes more than {MAX_OPS:,} calls")
+            raise NotReadError(f"it makes more than {MAX_OPS:,} calls, or {MAX_NODES:,} autograd nodes")
         op.place, op.number = place, returned if isinstance(returned, float) else None
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):

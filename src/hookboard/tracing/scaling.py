@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookboard.health.rule import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value
-from hookboard.tracing.rules import BINARY, LOSSES, ROUNDING, LossCall, TracedStep
+from hookboard.tracing.loss_rules import BINARY, LOSSES, ROUNDING, LossCall, TracedStep
 
 
 class Scaled(NamedTuple):

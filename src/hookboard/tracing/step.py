@@ -15,7 +15,7 @@ from hookboard.base.torch_private import NoCollectives, run_eagerly
 from hookboard.health.rule import Finding
 from hookboard.measure.hooked import own_call
 from hookboard.model.state import copied, same_random_state, same_state
-from hookboard.tracing.reading import Reader
+from hookboard.tracing.questions import Reader
 
 
 class CannotRunAgainError(RuntimeError):

@@ -1,4 +1,4 @@
-"""`Entry`: everything that one callback writes to the loggers at one step; `Table`: rows of text in it."""
+"""`Entry`: everything that one callback writes to the loggers at one step; `TextTable`: rows of text in it."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table of cells in plain text, and as Markdown, with the sentences around it."""
 
     columns: tuple[str, ...]
@@ -29,7 +29,7 @@ class Entry:
     histograms: dict[str, Reading] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # in Markdown
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, TextTable] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)  # self-contained, in HTML
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)  # see `base/records.py`; for event files alone
 

@@ -29,11 +29,11 @@ from hookboard.tracing.ledger import (
     terms_of,
     weights_behind,
 )
+from hookboard.tracing.loss_rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import DICE_OBSERVERS, constant_loss
 
-_ABOUT_THE_STEP = "dependence rules modes leak scaling cuts adapters experts optimizing"
+_ABOUT_THE_STEP = "dependence loss_rules modes leak scaling cuts adapters experts optimizing"
 
 STEP_RULES: tuple[Rule, ...] = tuple(
     rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))
