@@ -328,7 +328,7 @@ def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
     said = last.tensor_proto.string_val[0].decode()
     assert last.step == 9999
     assert "8 of 8 units" in said
-    assert "at 101 steps from 0 to 9999, every 100th step" in said
+    assert "at 101 steps from 0 to 9999, one in 100" in said
     assert (
         sum(tag.startswith("health/") for kind in ("scalars", "images", "tensors") for tag in found.Tags()[kind]) <= 24
     )

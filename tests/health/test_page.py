@@ -242,7 +242,7 @@ def test_a_healthy_run_has_a_verdict_too():
     table = table_of(run, [], every_n_steps=10)
     first, last = table.text.split("\n\n")
     assert first == table.rows[0][0] == "No problems found in 62 layers, measured 30 times from step 0 to 290."
-    assert last.startswith("Measured 62 layers at 30 steps from 0 to 290, every 10th step. ")
+    assert last.startswith("Measured 62 layers at 30 steps from 0 to 290, one in 10. ")
 
 
 def test_of_a_run_in_which_no_weight_has_changed_it_is_not_said_that_it_has_no_problems():

@@ -93,7 +93,7 @@ def _wrapped(text: str, start: str, indent: int) -> list[str]:
 
 def coverage(run: Run, every_n_steps: int | None) -> str:
     """Return a sentence with the number of layers and of looks, and the first and the last step."""
-    rhythm = f", every {_ordinal(every_n_steps)} step" if every_n_steps and every_n_steps > 1 else ""
+    rhythm = f", one in {every_n_steps}" if every_n_steps and every_n_steps > 1 else ""
     layers = _many(len(run.layers) - len(run.unseen), "layer")
     return f"Measured {layers} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
 
@@ -140,12 +140,6 @@ def _ends(run: Run) -> str:
 
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _ordinal(number: int) -> str:
-    last = number % 100
-    suffix = "th" if 10 < last < 20 else {1: "st", 2: "nd", 3: "rd"}.get(last % 10, "th")
-    return f"{number}{suffix}"
 
 
 FOLDED_LAYERS_MIN = 3
