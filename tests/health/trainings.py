@@ -1,4 +1,7 @@
-"""Whole trainings made by hand: a small chain of layers that is well, in which single readings are changed."""
+"""Whole trainings made by hand, for rules: a small chain of layers that is well, in which single readings are changed.
+
+Of single numbers of a `Run`, without a judge, `runs.py` makes histories.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -186,12 +186,13 @@ class Rule:
             each measured step; if every step is measured, only once every 3 to 5 steps after the first few. If it
             raises, the rule is switched off with a warning, and training goes on.
         at_once: Whether one finding is enough for a verdict, and the rule is asked at every measured step. Otherwise a
-            finding must last for the monitor's `window`.
+            finding must last for the monitor's `window`. With `of="step"` it is so in any case.
         of: What it judges. `look`: each measured step. `evaluation`: also each evaluation loop; the last one of a fit
             has no measured step after it. `end`: the whole training, once; each finding is a verdict. `step`: the code
             of the first training step, for built-in rules only; each finding is a verdict too. Their `judge` is None
             if the findings come from watching the optimizers or from another rule.
-        look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
+        look_at: The tag of the chart or text that shows what the rule sees, such as `health/activation_rms`, for the
+            table of verdicts.
         gives: Whether its verdicts are alarms, notes or both, for the documentation of the rule.
 
     Raises:
