@@ -164,8 +164,7 @@ def with_names(text: str) -> str:
 def written() -> dict[str, str]:
     """Each file that has written parts, as it should be."""
     texts = {
-        path: (ROOT / path).read_text(encoding="utf-8")
-        for path in [LISTING_STATISTICS, *(path for path, _ in WRITTEN)]
+        path: (ROOT / path).read_text(encoding="utf-8") for path in [LISTING_STATISTICS, *(path for path, _ in WRITTEN)]
     }
     texts[LISTING_STATISTICS] = with_names(texts[LISTING_STATISTICS])
     texts[RULES_PAGE] = PAGE.read_text(encoding="utf-8")
