@@ -68,6 +68,10 @@ def test_the_causes_of_a_plant_are_rules_or_what_other_tools_say(plant):
     assert plant.causes <= RULES.keys() | OF_OTHER_TOOLS
 
 
+def test_hookboard_has_no_rule_of_a_name_that_only_other_tools_give():
+    assert not OF_OTHER_TOOLS & RULES.keys()
+
+
 def test_every_rule_about_numbers_has_a_plant_that_it_names():
     without = RULES.keys() - STEP - {cause for plant in PLANTS.values() for cause in plant.causes}
     assert without == {"overfitting", "ranks_differ"}

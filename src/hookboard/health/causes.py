@@ -23,7 +23,9 @@ class Cause:
     effects: tuple[str, ...]
     where: Where = "anywhere"
     when: When = "by then"
-    only_proven: bool = False  # whether only a proven case of the cause explains anything, see `Case.is_proven`
+    # Only a proven case (`Case.is_proven`) explains anything: for rules that set `is_hard`. What is an alarm only while
+    # the loss shows harm is never proven.
+    only_proven: bool = False
     only_if: Callable[[Run], bool] = lambda run: True
 
 

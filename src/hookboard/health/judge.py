@@ -15,10 +15,13 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | waiting | a note that names a case | that case would explain it, but has not lasted yet; for a window at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
-There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window, so at the
-first looks too: an alarm there need not wait for a loss of which nothing is known. A finding
-is proof if it is hard (`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls,
-it is also proof if one of its earlier alarms did not depend on the loss (`Case.is_proven`).
+What is stored of a case is whether it is seen, a note or an alarm (`Case.state`); the other states follow from its
+looks, from the loss, and from other cases. A finding that is an alarm from the start is never shown as a note first.
+
+There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window: at the
+first looks nothing is known of it, and what is an alarm at once need not wait. A finding is proof if it is hard
+(`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls, it is also proof if one
+of its earlier alarms did not depend on the loss (`Case.is_proven`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

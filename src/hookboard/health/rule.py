@@ -120,10 +120,10 @@ class Finding:
         until: the last optimizer step at which it was seen, if it has ended (such as the cause of lasting harm).
             Default: it persists.
         batch_idx: the index of the batch, for what happens in a single step.
-        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
-            for an alarm about the code of the step, otherwise False.
+        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: False;
+            of an alarm by a rule with `of="step"`, True.
         is_hard: True if it is an alarm regardless of the loss, False if it is a note while the loss falls, such as
-            something that may be intended. Default: True for an alarm about the code of the step, otherwise False.
+            something that may be intended. Default: False; of an alarm by a rule with `of="step"`, True.
         rule: the name of the rule. Default: the rule that yields the finding.
         rows: the rows of that batch that are at fault, where they are known.
         is_lasting: True if the rule itself knows that it has lasted for many steps (from the losses, for example), so

@@ -154,7 +154,7 @@ DICE_OBSERVERS = dict.fromkeys(("mul", "rmul"), _of_product)
 """Function name to what is called with its tensors; see `StepTrace`."""
 
 
-def loss_input(done: TracedStep) -> Iterator[Finding]:
+def dice_input(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for `(output * target).sum() / (output.sum() + target.sum())` of outputs outside of 0 to 1."""
     for division in (value.op for value in done.loss.ancestors()):
         if division is None or division.name not in ("div", "truediv") or len(division.inputs) != 2:
@@ -177,7 +177,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 )
 
 
-DICE = Rule("loss_input", loss_input, of="step", gives="alarm")
+DICE = Rule("loss_input", dice_input, of="step", gives="alarm")
 
 
 def _summands(value: Value) -> Iterator[Op]:
