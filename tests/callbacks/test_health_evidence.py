@@ -85,8 +85,8 @@ def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-5)
     evidence = said(tmp_path, model, classes(), "collapsed")
     least, most, left = numbers(
-        "by only # of their RMS, but those of net.1 differ by #; it is lost between net.1 and net.2 (whose outputs "
-        "differ by #",
+        "by only # of their RMS, but those of net.1 differ by #; the difference is lost between net.1 and net.2 "
+        "(whose outputs differ by #",
         evidence,
     )
     assert least == shortened(spread(model.outputs["net.4"]), 1)

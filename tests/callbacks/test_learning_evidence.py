@@ -403,14 +403,6 @@ def test_nobody_is_told_to_clip_gradients_after_a_spike_if_the_trainer_clips_the
     assert ("clip gradients" in verdict.advice) is is_told
 
 
-def test_where_the_loss_of_a_trained_classifier_rose_from_its_first(tmp_path):
-    model = Course(learned(classes(200)), rate=1e-5)
-    model.loss = lambda out, y: CROSS_ENTROPY(out * (0.09 if model.losses else 0.2), y)
-    evidence = said(tmp_path, model, classes(), "update_too_small")
-    first, now = numbers("the loss rose from # at the first step to #", evidence)
-    assert (first, now) == (shortened(model.losses[0], 3), shortened(np.median(model.losses[-16:]), 3))
-
-
 def test_large_steps_of_lbfgs_that_learns_are_well(tmp_path):
     made = torch.Generator().manual_seed(0)
     x = torch.randn(64, 8, generator=made)

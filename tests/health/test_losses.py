@@ -103,10 +103,11 @@ def test_a_loss_without_a_bound_falls_no_slower_than_before(times, fires):
     assert curve(values).is_boundless is fires
 
 
-def test_a_player_whose_loss_falls_without_a_bound_has_another_that_holds_it():
+@pytest.mark.parametrize(("first", "backwards"), [(-1.0, 2), (0.0, 1)])
+def test_accumulated_losses_and_one_that_begins_at_0_may_have_no_bound(first, backwards):
     losses = LossCurve()
-    losses.extend(Loss(step, step, value, backwards=2) for step, value in enumerate(-np.linspace(1, 4000, 100)))
-    assert not losses.is_boundless
+    losses.extend(Loss(i, i, float(v), backwards=backwards) for i, v in enumerate(np.linspace(first, -4e4, 999)))
+    assert losses.is_boundless
 
 
 def test_a_classifier_that_only_comes_down_to_chance_is_stuck():

@@ -338,9 +338,13 @@ def test_what_follows_from_no_verdict_that_is_there_or_from_itself_is_a_card():
 @pytest.mark.parametrize("looks", [1, 2])
 def test_too_few_looks_are_not_called_healthy(looks):
     said = headline(trained(5, looks=looks, sick="").run, [])
-    assert said.startswith("Not judged yet: 5 layers measured only")
-    assert f"only {[None, 'once', '2 times'][looks]}, but" in said
+    assert said.startswith(f"Not judged yet: 5 layers, measured only {[None, 'once', '2 times'][looks]}; ")
     assert said.endswith("most rules need 3 measurements. In a short run, lower every_n_steps.")
+
+
+def test_who_measures_every_step_is_not_told_to_measure_more_often():
+    said = headline(trained(5, looks=2, every=1, sick="").run, [])
+    assert said.endswith("most rules need 3 measurements.")
 
 
 @pytest.mark.parametrize(("last", "end"), [(math.nan, "; the last loss is nan."), (math.inf, "is inf."), (2.3, "9.")])

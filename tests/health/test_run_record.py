@@ -82,7 +82,7 @@ def test_all_verdicts_are_in_it_worst_first():
     verdicts = [Verdict("note", "mine", f"net.{i}", i, None, "It is so.", "Leave it.") for i in range(120)]
     (record,) = records(Page(1).entry(judge.run, verdicts, is_over=True))
     assert list(record.verdicts) == [asdict(verdict) | {"rows": []} for verdict in verdicts]
-    assert record.headline.startswith("120 notes: 3 layers")
+    assert record.headline.startswith("120 notes in 3 layers, measured only once")
 
 
 def test_each_of_its_cards_has_the_paragraph_of_the_terminal():

@@ -152,9 +152,9 @@ def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatc
     assert run.global_step == 2
 
 
-def modes_said(change):
+def modes_said(change, dropout=nn.Dropout, norm=nn.BatchNorm1d):
     """What is said of a net that this function changes after the third step, with the step since when."""
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+    net = nn.Sequential(nn.Linear(4, 8), norm(8), nn.ReLU(), dropout(0.1), nn.Linear(8, 3))
     model, monitor = nn.Sequential(net), HealthMonitor(every_n_steps=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, [monitor]) as run:
@@ -192,6 +192,18 @@ def test_an_average_that_follows_the_weights_of_norms_and_not_their_statistics_i
                 both["teacher"].load_state_dict(net.state_dict())
     said = [(one.severity, one.module) for one in monitor.verdicts if one.rule == "eval_mode"]
     assert said == ([] if has_buffers else [("alarm", "teacher.1")])
+
+
+class MonteCarlo(nn.AlphaDropout):
+    """Drops in any mode, as for estimates of what the model does not know."""
+
+    def forward(self, x):
+        return nn.functional.alpha_dropout(x, self.p, True)
+
+
+@pytest.mark.parametrize(("dropout", "is_told"), [(MonteCarlo, False), (nn.AlphaDropout, True)])
+def test_a_dropout_of_a_users_class_may_drop_in_any_mode(dropout, is_told):
+    assert bool(modes_said(nn.Module.eval, dropout, nn.LayerNorm)) is is_told
 
 
 def test_norms_that_are_frozen_later_are_meant():

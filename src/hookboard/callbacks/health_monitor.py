@@ -448,7 +448,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
         if state.stale is not None:
             if (found := state.stale.end_batch()) is not None:
-                state.found([found])
+                state.found([found], loop.logged_step)
             if state.stale.is_over:
                 state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:

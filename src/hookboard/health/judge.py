@@ -158,9 +158,10 @@ class Judge:
         for case in worse:
             case.severity = "alarm"
         shown = [self._verdict(case, causes.get(case), *texts[case]) for case in cases]
-        if any(each.severity == "alarm" and each.rule not in OF_THE_WHOLE for each in shown):
-            first = "fix the other alarms first"
-            shown = [replace(each, advice=first) if each.rule in OF_THE_WHOLE else each for each in shown]
+        first = next((case for case in cases if case.severity == "alarm" and case.rule not in OF_THE_WHOLE), None)
+        if first is not None and first not in causes:
+            advice = f"fix {first} first"
+            shown = [replace(each, advice=advice) if each.rule in OF_THE_WHOLE else each for each in shown]
         return tuple(shown)
 
     def _wait(self, case: Case, early: Sequence[Case]) -> tuple[str, str]:

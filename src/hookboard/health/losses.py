@@ -386,8 +386,8 @@ class LossCurve:
     @cached_property
     def is_boundless(self) -> bool:
         """True if the loss fell far below 0, as a likelihood may, but hardly slows down: it seems to have no bound."""
-        # Of two players, or a policy, one may gain without end. Without losses the comparison is with NaN.
-        if self.is_mixed or not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):
+        # Several losses in a step, and one that begins at 0, may fall without a bound by a wrong sign too.
+        if not self.lowest < -BOUNDLESS_FACTOR * max(abs(self.start), 1.0):  # NaN without losses
             return False
         last = self.last(RECENT_LOSSES)
         last = last[np.isfinite(last)]
@@ -474,6 +474,8 @@ class LossCurve:
             return f"the loss is {self.recent[-1].value}"
         if not self.is_known:
             return ""
+        if self.is_boundless:
+            return f"the loss fell from {self.very_first:.3g} to {self.level():.3g}, and seems to have no lower bound"
         if self.has_diverged:
             return f"the loss is {self.level():.3g}, up from {self.very_first:.3g} at the first step"
         if self.is_far_above_chance:

@@ -298,6 +298,8 @@ class Agreement:
                 if (counted := found.bins[at]) is not None:
                     counts[site][:] = counted
         rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
+        if not self._plan.with_abs_mean:
+            rows[:, _ABS_MEAN] = math.nan  # where a site was empty it is 0
         if with_bins:
             counts = dict(zip(with_bins, self._ranks.sum(torch.from_numpy(bins)).numpy(), strict=True))
         own = self._merged_own(torch.from_numpy(own)) if self._plan.own else own

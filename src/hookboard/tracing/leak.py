@@ -169,7 +169,7 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
             "",
             f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
             "depends on that input, so the model sees what it should predict",
-            "mask later positions in attention (is_causal=True), and avoid bidirectional layers",
+            "pass attention a causal mask, which hides later positions, and avoid bidirectional layers",
             "alarm",
             rule="future_leak",
         )

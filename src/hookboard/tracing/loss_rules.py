@@ -245,7 +245,12 @@ def _of_logits(call: LossCall) -> Finding:
     return Finding(
         _module_of(call.output),
         f"{call.op.name} {call.op.place} expects logits, but its input comes from {_origin(call.output)}{bound}",
-        f"remove the {made_by}; where probabilities are needed, compute them outside the loss",
+        f"remove the {made_by}; "
+        + (
+            "where probabilities are needed, compute them outside the loss"
+            if "soft" in made_by or "sig" in made_by
+            else "logits may have any value"
+        ),
         "alarm",
     )
 

@@ -13,7 +13,7 @@ from hookboard.tracing.calls import Op
 from hookboard.tracing.loss_rules import TracedStep
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_WITH_MODES = (*BATCH_NORMS, *_DROPOUTS, nn.RNNBase)
+_WITH_MODES = (*BATCH_NORMS, nn.RNNBase)
 
 
 def _has_a_mode(module: nn.Module) -> bool:
@@ -92,7 +92,8 @@ def _trained_with_modes(modules: Mapping[str, nn.Module], trained: Collection[st
 
 
 def _is_with_mode(module: nn.Module) -> bool:
-    return isinstance(module, _WITH_MODES) and _has_a_mode(module)
+    # A dropout of a class of the user's may drop in any mode, as for Monte Carlo estimates.
+    return (isinstance(module, _WITH_MODES) or type(module) in _DROPOUTS) and _has_a_mode(module)
 
 
 def _is_frozen_at(name: str, modules: Mapping[str, nn.Module], above: Collection[str] = ()) -> bool:

@@ -176,7 +176,7 @@ export function makeView(handlers, tip) {
     step.textContent = String(picture.numbers.steps[column]);
     slider.setAttribute("aria-valuetext", `step ${step.textContent}`);
     legend.replaceChildren(...halves.map(({ numbers }) => halfTitle(numbers, colours)));
-    key.textContent = "│ median of its type   ✕ 0   ◆ NaN or Inf";
+    key.textContent = "│ median of its type (if there are few, of all layers)   ✕ 0   ◆ NaN or Inf";
     key.title = "With fewer than 3 layers of a type, the median of all layers.";
     drawDepth(grid, picture, colours);
   }

@@ -103,7 +103,10 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     )
     before, lost, lost_spread = layers[top + worst], layers[top + worst + 1], spreads[top + worst + 1]
     if is_sudden:
-        evidence += f"; it is lost between {before.name} and {lost.name} (whose outputs differ by {lost_spread:.1g})"
+        evidence += (
+            f"; the difference is lost between {before.name} and {lost.name} "
+            f"(whose outputs differ by {lost_spread:.1g})"
+        )
     else:
         evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
