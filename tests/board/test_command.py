@@ -87,8 +87,8 @@ def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_p
     layers = ("net.0", "net.1", "net.2", "net.3", "head", "tail")
     judged(tmp_path / "run", verdicts, cards_of(verdicts), layers)
     _, shown, _ = command("verdicts", tmp_path / "run")
-    _, in_mind, *said = closing(Run({name: Layer(name, "Linear", "linear") for name in layers}, 1), verdicts)
-    assert in_mind == "  Fix alarms first; notes may be side effects or intentional."
+    lines = closing(Run({name: Layer(name, "Linear", "linear") for name in layers}, 1), verdicts)
+    said = lines[lines.index("  Fix alarms first; notes may be side effects or intentional.") + 1 :]
     assert shown[1:] == said[: len(shown) - 1]
 
 
