@@ -16,15 +16,15 @@ WARNINGS := $(if $(filter newest,$(VERSIONS)),-W default)
 # What Python compiles is kept, though the environment says otherwise: each process of the tests would compile all of
 # torch and Lightning that it imports, for ten seconds.
 export PYTHONDONTWRITEBYTECODE :=
-# Which tests `make test` runs: all.
+# Options of pytest, such as a folder of tests.
 TESTS ?=
 # The parts of `make release-check`, in this order.
-PARTS ?= agree lint test docs install-check
+PARTS ?= agree lint test-all docs install-check
 # As many tests at once as this; those that share what is slow to make stay together.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup $(WARNINGS)
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations pins browser lint bench bench-health docs package install-check agree release-check clean
+.PHONY: demo demo-text demo-sick test test-all test-fast test-oldest combinations pins browser lint bench bench-health docs package install-check agree release-check clean
 
 demo: $(RUNS)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -35,14 +35,17 @@ demo-text: $(RUNS)  ## the same with a character transformer
 demo-sick: $(RUNS)  ## the digits with a planted fault: what is said of a sick layer
 	$(BIN)/python examples/sick.py digits
 
-test: $(INSTALLED)  ## the whole suite
+test: $(INSTALLED)  ## in four minutes, without what is thorough
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' $(TESTS)
+
+test-all: $(INSTALLED)  ## the whole suite
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 test-fast: $(INSTALLED)  ## without what compiles, starts processes or a browser, or is large
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (browser or compiles or spawns or large)'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (browser or compiles or spawns or large or thorough)'
 
 test-oldest:  ## the whole suite on the oldest versions that pyproject.toml allows
-	$(MAKE) --no-print-directory test VERSIONS=oldest
+	$(MAKE) --no-print-directory test-all VERSIONS=oldest
 
 pins: $(INSTALLED)  ## `make pins VERSIONS=newest`, once the tests pass there, makes those the versions that were tested last
 	$(BIN)/python .ci/pins.py >requirements/tested.txt

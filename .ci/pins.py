@@ -8,7 +8,7 @@ from importlib.metadata import Distribution, distributions
 
 HEADING = (
     "# What `make` installs: the versions that were tested last."
-    " `make test pins VERSIONS=newest` tests the newest ones and writes them here."
+    " `make test-all pins VERSIONS=newest` tests the newest ones and writes them here."
 )
 LEFT_OUT = re.compile(r"hookboard|triton|nvidia-.*|cuda-.*")
 

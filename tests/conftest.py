@@ -262,7 +262,38 @@ def free_port():
         return str(free.getsockname()[1])
 
 
+THOROUGH = (
+    "benchmarks/",
+    "combinations/",
+    "board/test_page_drawn.py",
+    "board/test_page_in_a_file.py",
+    "board/test_page_tall.py",
+    "board/test_page_use.py",
+    "board/test_run_script.py",
+    "callbacks/test_memory.py",
+    "comparing/test_memory.py",
+    "documents/test_site.py",
+    "examples/test_command_line.py",
+    "measure/test_launcher.py",
+    "measure/test_triton.py",
+    "ranks/test_apart.py",
+    "ranks/test_drifted.py",
+    "ranks/test_hugging_face.py",
+    "ranks/test_judged.py",
+    "ranks/test_left.py",
+    "ranks/test_looped.py",
+    "ranks/test_resumed.py",
+    "ranks/test_two_processes.py",
+    "test_packaging.py",
+    "tracing/test_two_ranks.py",
+)
+"""What takes half of the time and starts most processes: `make test-all` runs it, each night and before a release."""
+
+
 def pytest_itemcollected(item):
+    folder = Path(__file__).parent
+    if folder in item.path.parents and item.path.relative_to(folder).as_posix().startswith(THOROUGH):
+        item.add_marker("thorough")
     if not any(item.get_closest_marker(kind) for kind in KINDS):
         item.add_marker("trains" if item.path.parent.name == "callbacks" else "unit")
     if item.get_closest_marker("spawns"):
