@@ -62,7 +62,7 @@ class LossScale:
         return None if has_unscaled(self._scaler, optimizer) else self.in_force()
 
     def send(self, table: Table, device: torch.device, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Call `Table.send`; the gradients of a step in which an optimizer overflowed keep only their counts."""
+        """Call `Table.send`; gradients of a step that overflowed keep their `nonfinite_count` alone."""
         noted, self._overflowed = self._overflowed, []
         never = torch.zeros((), dtype=torch.bool, device=device)
         sent = table.send(torch.stack([never, *(each.to(device) for each in noted)]).any().float()[None], along)

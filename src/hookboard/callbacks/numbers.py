@@ -327,8 +327,8 @@ class GradientLogger(SiteLogger[MeasurementState]):
 
     They are gradients of the loss that Lightning backpropagates, which has been divided by k if
     `accumulate_grad_batches=k`. The scale of a GradScaler is divided out. If the gradients of an optimizer overflow,
-    the scaler skips its step; all gradients of the step are then logged with their counts (such as `nonfinite_count`),
-    and NaN for all other statistics (a triangle in TensorBoard).
+    the scaler skips its step; all gradients of the step are then logged with their `nonfinite_count`, and NaN for all
+    other statistics (a triangle in TensorBoard).
 
     `grad_output` is the gradient with respect to the module's output. `grad_input` is the gradient that the module
     passes back to its inputs; if an input is also used elsewhere (a residual branch), it is only this module's part of

@@ -74,7 +74,7 @@ class StageState:
     selection: Selection
     layout: dict[str, nn.Module]  # all modules of the model at the time of the selection
     is_due: bool = False  # while a batch runs that is measured
-    has_fault: bool = False  # an error has ended the stage
+    has_fault: bool = False  # an error has ended the callback
     until_end: ExitStack = field(default_factory=ExitStack)  # removes the hooks of the stage, and undoes other changes
     until_batch_end: ExitStack = field(default_factory=ExitStack)  # the same for a measured batch
 

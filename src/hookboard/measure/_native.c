@@ -45,7 +45,7 @@
 #define BESIDE 64  /* channels that are worked on together */
 #define FEW_VALUES 64   /* of a channel */
 #define WIDE ((FEW_VALUES + LANES) * BESIDE) /* values that stay in the second fastest */
-#define SHIFT 19   /* as in histogram.py */
+#define SHIFT 19   /* as in row.py */
 #define BINS 8192
 #define FEW 2048   /* values for which a table of their own does not pay */
 
@@ -387,7 +387,7 @@ PART_OF_CALLER float of_float16(uint16_t stored)
     return float_of((bits & ~is_subnormal) | (subnormal & is_subnormal) | (uint32_t)(stored & 0x8000u) << 16);
 }
 
-/* As in histogram.py: cut to the bits that name the bin, and what is beyond float32 into the outermost one. */
+/* As in row.py: cut to the bits that name the bin, and what is beyond float32 into the outermost one. */
 PART_OF_CALLER float single_of(double value)
 {
     double kept, largest = FLT_MAX;

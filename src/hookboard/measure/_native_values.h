@@ -4,7 +4,7 @@
    VALUE          the type that is computed with, float or double
    TALLY          an integer as wide as VALUE
    VALUE_OF(s)    the value of what is stored
-   SINGLE_OF(v)   the float32 in the same bin as the value, see histogram.py
+   SINGLE_OF(v)   the float32 in the same bin as the value, see row.py
    IS_IN_PLACE    1 if what is stored is the value, which is then read where it lies
    NAME(f)        the name of function f for this type
 

@@ -231,6 +231,9 @@ def _for_nll_loss(call: LossCall) -> str:
 def _of_logits(call: LossCall) -> Finding:
     """Return the alarm for a loss that takes logits and got the output of a function such as softmax."""
     made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
+    gives_probabilities = RANGES[made_by] == (0, 1) or made_by.startswith("log_")
+    why = "where probabilities are needed, compute them outside the loss"
+    why = why if gives_probabilities else "logits may have any value"
     low, high = _limits_of(call.output) or (-math.inf, math.inf)
     bound = ""
     if (
@@ -245,12 +248,7 @@ def _of_logits(call: LossCall) -> Finding:
     return Finding(
         _module_of(call.output),
         f"{call.op.name} {call.op.place} expects logits, but its input comes from {_origin(call.output)}{bound}",
-        f"remove the {made_by}; "
-        + (
-            "where probabilities are needed, compute them outside the loss"
-            if "soft" in made_by or "sig" in made_by
-            else "logits may have any value"
-        ),
+        f"remove the {made_by}; {why}",
         "alarm",
     )
 
