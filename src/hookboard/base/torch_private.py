@@ -256,7 +256,8 @@ def put_on_stack(mode: TorchFunctionMode) -> None:
     modes = torch.overrides._get_current_function_mode_stack()
     # There it stays when another mode is left, which pops the uppermost one, whichever that is.
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    _stack(modes, [*modes[: (place := default is not None and modes[:1] == [default])], mode, *modes[place:]])
+    place = 1 if default is not None and modes[:1] == [default] else 0
+    _stack(modes, [*modes[:place], mode, *modes[place:]])
 
 
 def take_off_stack(mode: TorchFunctionMode) -> bool:

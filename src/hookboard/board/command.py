@@ -143,7 +143,9 @@ def _verdicts(arguments: argparse.Namespace) -> int:
         warnings.append("hookboard: HealthMonitor watched none of these runs.")
     _print(warnings, sys.stderr)
     has_alarm = any(verdict["severity"] == "alarm" for _, said in judged for verdict in said.verdicts)
-    return ALARM if has_alarm else BAD_INPUT if warnings else 0
+    if has_alarm:
+        return ALARM
+    return BAD_INPUT if warnings else 0
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -380,9 +380,8 @@ def _is_of_health(tag: str) -> bool:
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the fields of a verdict to the types that the page expects."""
     words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
-    steps = {
-        name: None if (at := given.get(name)) is None else as_int64(at) for name in ("since", "until", "batch_idx")
-    }
+    numbers = {name: given.get(name) for name in ("since", "until", "batch_idx")}
+    steps = {name: None if number is None else as_int64(number) for name, number in numbers.items()}
     cause = given.get("follows_from")
     rows = tuple(map(as_int64, given.get("rows") or ()))
     return words | steps | {"follows_from": tuple(str(part) for part in cause)[:2] if cause else None, "rows": rows}

@@ -62,9 +62,11 @@ def page_of(board: Board, names: Sequence[str], project: str = "") -> str:
         max((MAX_BYTES - len(packed_plotly()) * 4 // 3) // (BYTES_OF_CELL * max(rows, 1)), MIN_COLUMNS), MAX_COLUMNS
     )
     project = project or board.source.folder()
-    while len(page := _page(answers_of(board, names, columns), names, project)) > MAX_BYTES and columns > MIN_COLUMNS:
+    while True:
+        page = _page(answers_of(board, names, columns), names, project)
+        if len(page) <= MAX_BYTES or columns <= MIN_COLUMNS:
+            return page
         columns = max(columns // 2, MIN_COLUMNS)
-    return page
 
 
 def page_in(folder: Path) -> str:
@@ -131,7 +133,8 @@ def joined(sources: Mapping[str, str]) -> str:
     graph: dict[str, list[str]] = {}
     wanted = [FIRST]  # what it does not import is left out
     while wanted:
-        if (name := wanted.pop()) not in graph:
+        name = wanted.pop()
+        if name not in graph:
             graph[name] = [other for _, other in IMPORT.findall(sources[name])]
             wanted += graph[name]
     pieces = ['"use strict";', "const modules = {};"]

@@ -175,8 +175,8 @@ class CAMLogger(PictureLogger):
     def _maps(self, seen: Attribution, aspect: float | None) -> Tensor:
         """Return the class-activation maps of a layer, shape (n, height, width)."""
         activation, method, name = _as_maps(seen.activation, seen, aspect), METHODS[self.method], seen.layer.name
-        if (samples := len(activation)) != (pictures := len(seen.scores)):
-            windows = f"{name!r} has {samples} samples for {pictures} pictures, such as windows of them"
+        if len(activation) != len(seen.scores):
+            windows = f"{name!r} has {len(activation)} samples for {len(seen.scores)} pictures, such as windows of them"
             raise NothingToShowError(f"{windows}; select a module around it in `modules`")
         if seen.gradient is not None:
             return method.map(activation, _as_maps(seen.gradient, seen, aspect))

@@ -303,7 +303,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         return {"first_step": state.first_step, "losses": state.reporter.judge.run.losses.state_dict()}
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
-        if (state := self._live.get("train")) is None:
+        state = self._live.get("train")
+        if state is None:
             return
         state.first_step = saved["first_step"]
         if state.reporter is not None:
@@ -443,12 +444,15 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _end_batch(self, loop: Loop, state: HealthState, has_stepped: bool) -> None:
         state.batch = None
-        if state.is_reading and state.live is not None and (first := state.live.end()) is not None:
-            state.is_reading = False
-            state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
+        if state.is_reading and state.live is not None:
+            first = state.live.end()
+            if first is not None:
+                state.is_reading = False
+                state.step_facts = first._replace(findings=[*state.step_facts.findings, *first.findings])
         if state.stale is not None:
-            if (found := state.stale.end_batch()) is not None:
-                state.found([found], loop.logged_step)
+            stale = state.stale.end_batch()
+            if stale is not None:
+                state.found([stale], loop.logged_step)
             if state.stale.is_over:
                 state.stale = None
         if state.box is not None and len(state.box.events) > state.told and self._ranks is None:

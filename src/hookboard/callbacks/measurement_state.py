@@ -52,8 +52,9 @@ class LossScale:
 
     def before_step(self, optimizer: Optimizer) -> Tensor | None:
         """Note whether the optimizer overflows; return the scale that its gradients still carry, None for none."""
-        held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [numbers for gradient in held if (numbers := stored(local(gradient))).numel()]
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradients = [stored(local(weight.grad)) for weight in weights if weight.grad is not None]
+        gradients = [gradient for gradient in gradients if gradient.numel()]
         if gradients:
             # The largest absolute value is not finite if any is not; nothing here waits for the device.
             largest = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)

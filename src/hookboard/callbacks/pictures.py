@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -37,7 +38,6 @@ from hookboard.loops.callback import (
     why_no_step,
 )
 from hookboard.loops.loop import Loop
-from hookboard.measure.gradients import Observer
 from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import NothingToSelectError, check_selection, named_submodules, select
@@ -242,25 +242,22 @@ class FeatureMapLogger(PictureLogger):
         modules, aspect = state.selection.modules, aspect_of(tensors_in(batch))
         inputs, count = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
 
-        def open_site(site: Site) -> Observer:
+        def keep_first(site: Site, tensor: Tensor) -> None:
+            if site in taken.shown:
+                return
             module = modules[site.name]
+            try:
+                tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
+                maps = maps_in(tensor[: self.samples], module, aspect=aspect, index=site.index)
+            except (ValueError, IndexError) as error:
+                taken.refused[site.name] = str(error)
+                return
+            # More samples than the batch has, such as windows of the pictures, are in another order.
+            part = select_maps(maps, channels=self.channels, size=self.size)
+            taken.shown[site] = part, len(tensor) == count
 
-            def keep_first(tensor: Tensor) -> None:
-                if site in taken.shown:
-                    return
-                try:
-                    tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
-                    maps = maps_in(tensor[: self.samples], module, aspect=aspect, index=site.index)
-                except (ValueError, IndexError) as error:
-                    taken.refused[site.name] = str(error)
-                    return
-                # More samples than the batch has, such as windows of the pictures, are in another order.
-                part = select_maps(maps, channels=self.channels, size=self.size)
-                taken.shown[site] = part, len(tensor) == count
-
-            return keep_first
-
-        taken = _ShownTensors(Taps(modules, ["output"], open_site, model=model), inputs)
+        taps = Taps(modules, ["output"], lambda site: partial(keep_first, site), model=model)
+        taken = _ShownTensors(taps, inputs)
         state.until_batch_end.callback(taken.taps.detach)
         taken.taps.attach()
         taken.taps.active = True

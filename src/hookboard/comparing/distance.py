@@ -56,7 +56,8 @@ def distance(left: Tensor, right: Tensor) -> Distance:
             a, b = (torch.where(a.isfinite() & b.isfinite(), x, 0.0) for x in (a, b))
         if is_whole:
             unequal += int(apart.count_nonzero())
-        if (largest := float(apart.max())) > worst:
+        largest = float(apart.max())
+        if largest > worst:
             worst, place = largest, start + int(apart.argmax())
         products = (apart, apart), (a, a), (b, b), (a, b)
         sums = [total + float(torch.vdot(x, y).real) for total, (x, y) in zip(sums, products, strict=True)]

@@ -81,12 +81,15 @@ class Faults:
     def _weights_apart(self, recorded: Recorded, known: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
         here = self._index.weights
         for name, tensor in known.items():
-            if (entry := here.get(name)) is None:
+            entry = here.get(name)
+            if entry is None:
                 continue
             if entry.shape != tuple(tensor.shape):
                 yield name, f"has shape {entry.shape} vs. {tuple(tensor.shape)}"
-            elif (found := distance(recorded.tensor(entry), tensor)).relative > self._step:
-                yield name, f"differs (relative {found.relative:.2g})"
+                continue
+            relative = distance(recorded.tensor(entry), tensor).relative
+            if relative > self._step:
+                yield name, f"differs (relative {relative:.2g})"
         for names, others, side in ((here, known, "right"), (known, here, "left")):
             for name in names:
                 if name not in others and name.rpartition(".")[0] in self._facts:
@@ -173,8 +176,9 @@ class Faults:
             if left.type != right.type:
                 said.append(f"{left.type} vs. {right.type}")
             for key, value in left.attributes.items():
-                if (other := right.attributes.get(key, value)) != value:
-                    said.append(f"{key} {value} vs. {other}")
+                twin = right.attributes.get(key, value)
+                if twin != value:
+                    said.append(f"{key} {value} vs. {twin}")
         return said
 
     def _skipped(self, parent: str, found: Found) -> list[str]:

@@ -36,7 +36,8 @@ def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[st
     used = set()
     for name in here:
         for pattern, other in names.items():
-            if (match := re.fullmatch(f"{expression_of(pattern)}(\\..*)?", name)) is None:
+            match = re.fullmatch(f"{expression_of(pattern)}(\\..*)?", name)
+            if match is None:
                 continue
             used.add(pattern)
             *parts, rest = match.groups(default="")

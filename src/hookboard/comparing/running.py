@@ -140,7 +140,8 @@ def _convert(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
         if name in dtypes:
             parameter.data = parameter.data.to(dtypes[name])
     for name, buffer in [*model.named_buffers(remove_duplicate=False)]:
-        if (plain := plain_name(model, name)) in dtypes:
+        plain = plain_name(model, name)
+        if plain in dtypes:
             above, _, own = name.rpartition(".")
             setattr(model.get_submodule(above), own, buffer.to(dtypes[plain]))
 
@@ -154,14 +155,18 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[
     def moved(tensor: Tensor) -> Tensor:
         twin = tensor.detach().clone()
         if weights:
-            dtype = floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else None
+            dtype = None  # that of the tensor itself
+            if tensor.is_floating_point():
+                dtype = floating
+            elif tensor.is_complex():
+                dtype = complex_
             twin = twin.to(weights[0].device, dtype)
         return twin.requires_grad_(tensor.requires_grad)
 
-    given = map_tensors(moved, inputs)
-    if isinstance(given, tuple):
-        return given, {}
-    return ((), given) if isinstance(given, Mapping) else ((given,), {})
+    arguments = map_tensors(moved, inputs)
+    if isinstance(arguments, tuple):
+        return arguments, {}
+    return ((), arguments) if isinstance(arguments, Mapping) else ((arguments,), {})
 
 
 Step = Callable[[str, Any], Any]

@@ -411,10 +411,11 @@ def check_up(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
 
 def _optimizers_of(model: Any) -> list[Optimizer]:
     """Return the optimizers that `configure_optimizers` gives, in whichever form that Lightning accepts."""
-    given = model.configure_optimizers()
-    if isinstance(given, dict):
-        given = given["optimizer"]
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple):
-        given = given[0]
-    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    return [one["optimizer"] if isinstance(one, dict) else one for one in several]
+    configured = model.configure_optimizers()
+    if configured is None:
+        return []
+    if isinstance(configured, tuple) and len(configured) == 2 and isinstance(configured[0], list | tuple):
+        configured = configured[0]  # the second is the schedules
+    if not isinstance(configured, list | tuple):
+        configured = [configured]
+    return [each["optimizer"] if isinstance(each, dict) else each for each in configured]

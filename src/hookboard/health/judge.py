@@ -111,7 +111,9 @@ class Judge:
             # The same event again, in a later step: what is told is where it began.
             case.last, case.missed, case.in_a_row = step, 0, case.in_a_row + 1
         else:
-            place: Place = "known" if is_located else "lost" if is_searched else "open"
+            place: Place = "known"
+            if not is_located:
+                place = "lost" if is_searched else "open"
             case = Case(rule, finding.module, step, finding, "event", place, is_proven=True)
             case.add(finding, step, self.run.window)
         self._open[rule, finding.module] = case
@@ -206,8 +208,9 @@ class Judge:
         for rule in rules:
             findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
             # While an event lasts, findings of its rule count as this event, whatever layer they name.
-            if findings and (exact := self._of_event(rule.name, findings[0])) is not None:
-                seen.add(exact)
+            event = self._of_event(rule.name, findings[0]) if findings else None
+            if event is not None:
+                seen.add(event)
                 continue
             for finding in findings:
                 key = (rule.name, finding.module)

@@ -128,7 +128,8 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     if quantity != "dead_fraction":
         # The layer of the first lasting verdict, of any rule; without one, the farthest from the median.
         for verdict in verdicts:
-            if verdict.until is None and (place := run.place(verdict.module)) in places:
+            place = run.place(verdict.module)
+            if verdict.until is None and place in places:
                 return verdict.module, float(values[place])
         logs = np.log10(np.maximum(sizes, np.finfo(np.float64).tiny))
         sizes = np.abs(logs - median(logs))

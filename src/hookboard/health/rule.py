@@ -60,10 +60,14 @@ class Verdict:
     def title(self) -> str:
         """What is wrong, where, and when: "alarm: dead_units in net.1 from step 10 to 90"."""
         batch = "" if self.batch_idx is None else f" (batch {self.batch_idx})"
-        until = "" if self.until is None or self.until == self.since else f" to {self.until}"
-        when = "since step" if self.until is None else "at step" if not until else "from step"
+        if self.until is None:
+            when = f"since step {self.since}"
+        elif self.until == self.since:
+            when = f"at step {self.since}"
+        else:
+            when = f"from step {self.since} to {self.until}"
         where = f" in {self.module}" if self.module else ""
-        return f"{self.severity}: {self.rule}{where} {when} {self.since}{until}{batch}"
+        return f"{self.severity}: {self.rule}{where} {when}{batch}"
 
     def in_sentences(self) -> "Verdict":
         """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
@@ -348,7 +352,10 @@ class Case:
         is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
         is_open = self.is_proven and not is_well and (self.origin != "looks" or self.missed < window)
         is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
-        self.severity = ("alarm" if is_alarm else "note") if self.is_said else self.finding.severity
+        if self.is_said:
+            self.severity = "alarm" if is_alarm else "note"
+        else:
+            self.severity = self.finding.severity
 
     def until(self, window: int) -> int | None:
         """Return the last step at which it was present; None while it lasts."""

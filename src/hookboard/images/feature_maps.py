@@ -96,8 +96,9 @@ def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
 
 def dense(tensor: Tensor) -> Tensor:
     """Return a sparse or quantized tensor as a plain one, any other unchanged; ValueError if it cannot be read."""
-    if tensor.is_nested or tensor.is_meta or isinstance(tensor, MaskedTensor):
-        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "masked"
+    kinds = {"nested": tensor.is_nested, "meta": tensor.is_meta, "masked": isinstance(tensor, MaskedTensor)}
+    kind = next((kind for kind, is_this_kind in kinds.items() if is_this_kind), None)
+    if kind is not None:
         raise ValueError(f"a {kind} tensor cannot be drawn")
     if tensor.is_quantized:
         return tensor.dequantize()
@@ -266,7 +267,9 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     halves = [_drawn(values, is_colour, size) for values in (weights, change)]
     width = max(halves[0].shape[1], 300)  # room for the numbers of a bar
     kernels, channels = now.shape[:2]
-    how = "in colour" if is_colour else "a tile each" if channels == 1 else "rows: kernels, columns: channels"
+    how = "a tile each" if channels == 1 else "rows: kernels, columns: channels"
+    if is_colour:
+        how = "in colour"
     part = "" if (kernels, channels) == tuple(shape[:2]) else f" (shown: {kernels}x{channels})"
     caption = (
         f"{name}: {'x'.join(map(str, shape))}{part}, {how}; left: now, ±{_most(weights):.3g}; right: change in this "

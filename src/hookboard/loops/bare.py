@@ -119,39 +119,39 @@ class BareLoop(Loop):
         """Tell the steps of the optimizers to those in a batch, until `until_end` closes."""
         # For the whole run: what the user has compiled of a step is compiled anew whenever its hooks change.
         scaler = self.scaler
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
-        def before_step(optimizer: Optimizer) -> None:
-            self.tell("_before_optimizer_step", optimizer)
-
-        def hears(optimizer: Optimizer, given: Any, named: dict[str, Any]) -> Any:
-            closure = given[1] if len(given) > 1 else named.get("closure")
-            if closure is None:
-                before_step(optimizer)
-                return None
-
-            # The gradients of the step are there once the closure has been called, which LBFGS does several times.
-            def told() -> Any:
-                loss = closure()
-                before_step(optimizer)
-                return loss
-
-            return (optimizer,), {**named, "closure": told}
-
         if scaler is not None and scaler.is_enabled():
             # It skips an optimizer's step, and its hook, if gradients have overflowed.
-            step, own = scaler.step, {name: one for name, one in vars(scaler).items() if name == "step"}
+            step = scaler.step
+            patched = {name: value for name, value in vars(scaler).items() if name == "step"}
 
-            def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
-                before_step(optimizer)
-                return step(optimizer, *args, **named)
+            def scaled_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+                self._before_step(optimizer)
+                return step(optimizer, *args, **kwargs)
 
-            until_end.callback(vars(scaler).update, own)  # the user's, or that of another `watch` around this one
+            until_end.callback(vars(scaler).update, patched)  # the user's, or that of another `watch` around this one
             until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
         else:
             for optimizer in self.optimizers:
-                until_end.callback(optimizer.register_step_pre_hook(hears).remove)
+                until_end.callback(optimizer.register_step_pre_hook(self._hear_step).remove)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
+    def _before_step(self, optimizer: Optimizer) -> None:
+        self.tell("_before_optimizer_step", optimizer)
+
+    def _hear_step(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Tell the step now, or if it has a closure, whenever that has been called: LBFGS does so several times."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+
+        def closure_heard() -> Any:
+            loss = closure()
+            self._before_step(optimizer)
+            return loss
+
+        return (optimizer,), {**kwargs, "closure": closure_heard}
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and tell the members before and after it; the loss if it is that of one alone."""

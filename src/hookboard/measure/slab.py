@@ -295,8 +295,8 @@ class Agreement:
                     part[1:] = found.channels[at]
                 else:
                     part[1:, 0] = math.nan  # what it lacks is unknown, not empty
-                if (counted := found.bins[at]) is not None:
-                    counts[site][:] = counted
+                if found.bins[at] is not None:
+                    counts[site][:] = found.bins[at]
         rows = merge_over(self._ranks, torch.from_numpy(rows)).numpy()
         if not self._plan.with_abs_mean:
             rows[:, _ABS_MEAN] = math.nan  # where a site was empty it is 0

@@ -51,7 +51,8 @@ def _quantile(share: float, merged: MergedSite) -> float | None:
 
 def _dead_fraction(merged: MergedSite) -> float | None:
     """Return the share of channels with only zeros among those with a finite value; NaN if there are none of these."""
-    if (channels := merged.channels) is None:
+    channels = merged.channels
+    if channels is None:
         return None
     finite = channels[:, _COUNT]
     seen = finite > 0

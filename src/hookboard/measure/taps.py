@@ -118,8 +118,11 @@ class Taps:
             return "hooks never fire in a TorchScript module"
         if tap.causes.get(role):
             return tap.causes[role]
-        silent = NO_GRADIENT if ROLES[role].is_gradient else "every tensor was empty"
-        return NOT_SHOWN if tap.is_in_graph else silent if tap.called else NOT_CALLED
+        if tap.is_in_graph:
+            return NOT_SHOWN
+        if not tap.called:
+            return NOT_CALLED
+        return NO_GRADIENT if ROLES[role].is_gradient else "every tensor was empty"
 
 
 def layers_around(model: nn.Module) -> dict[int, nn.Module]:
@@ -208,9 +211,12 @@ class _ModuleTap:
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         number = 0
         if self.counts_calls:
-            with self._lock:  # a recomputation under checkpointing has the number of the call it repeats
-                number = (0 if self._count == 1 else UNKNOWN) if in_backward() else self._count
-                self._count += not in_backward()
+            with self._lock:
+                if not in_backward():
+                    number = self._count
+                    self._count += 1
+                elif self._count != 1:  # a recomputation under checkpointing: nothing says of which call
+                    number = UNKNOWN
             edges = edges_of(inputs) if "grad_input" in self._roles else {}
             self.running[id(args)] = _Call(number, edges, sequence_number())
         if "input" in self._roles:

@@ -118,7 +118,9 @@ def _kind_by_name(module: nn.Module, children: Sequence[nn.Module]) -> Kind:
         return "norm" if are_vectors else "other"
     if parameters_in(module) or children:
         return "other"
-    return "smooth" if LEAKY_NAME.search(name) else "rectifier" if RECTIFIER_NAME.search(name) else "other"
+    if LEAKY_NAME.search(name):
+        return "smooth"
+    return "rectifier" if RECTIFIER_NAME.search(name) else "other"
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Parameter]) -> dict[str, Layer]:

@@ -99,8 +99,10 @@ Layout = Callable[[Tensor], Tensor]
 def layouts_of(value: Value, count: int) -> list[Layout]:
     """Return each way in which a tensor may hold samples: in one dimension, or together with positions in the first."""
     op, shape = value.op, value.shape
-    if shape and shape[0] != count and shape[0] % count == 0 and (order := _order_in(value, count)):
-        return [functools.partial(_cut, count, order)]
+    if shape and shape[0] != count and shape[0] % count == 0:
+        order = _order_in(value, count)
+        if order:
+            return [functools.partial(_cut, count, order)]
     axes = [axis for axis, size in enumerate(shape) if size == count]
     data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
     # What a layer makes of the batch has the samples where the batch has them.
@@ -118,10 +120,12 @@ def _order_in(value: Value, count: int) -> str:
     """Return what comes first where samples and positions share the first dimension: "" if no reshape tells."""
     number = value.shape[0]
     while value.op is not None:
-        given = value.op.inputs[0].shape[:2] if value.op.inputs else ()
-        if value.op.name in ("flatten", "view", "reshape") and number not in given and math.prod(given) == number:
-            is_first, is_second = (size == count for size in given)
-            return "" if is_first is is_second else "samples" if is_first else "positions"
+        sizes = value.op.inputs[0].shape[:2] if value.op.inputs else ()
+        if value.op.name in ("flatten", "view", "reshape") and number not in sizes and math.prod(sizes) == number:
+            is_first, is_second = (size == count for size in sizes)
+            if is_first is is_second:
+                return ""
+            return "samples" if is_first else "positions"
         before = [one for one in value.op.inputs if one.of_batch and one.shape[:1] == (number,)]
         if not before:
             break

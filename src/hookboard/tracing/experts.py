@@ -182,5 +182,7 @@ def _parts_at(op: Op, among: Experts) -> int:
     if isinstance(among, str):
         is_used = op.name in _PRODUCTS and any(value.origin.parameter == among for value in op.inputs)
         return 2 if is_used else 0
-    inside = (at for at, name in enumerate(among) if f"{op.place.module}.".startswith(f"{name}."))
-    return 2 << at if (at := next(inside, None)) is not None else 0
+    for place, name in enumerate(among):
+        if f"{op.place.module}.".startswith(f"{name}."):
+            return 2 << place
+    return 0

@@ -73,8 +73,9 @@ def _parts(value: Value) -> list[Value]:
         return []
     is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
     parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]
-    if op.name in ("mean", "sum") and (stacked := op.inputs[0].op) is not None and stacked.name in ("stack", "cat"):
-        parts = stacked.inputs
+    stack = op.inputs[0].op if op.name in ("mean", "sum") else None
+    if stack is not None and stack.name in ("stack", "cat"):
+        parts = stack.inputs
     return parts if all(math.prod(given.shape) == 1 for given in parts) else []
 
 
@@ -201,13 +202,19 @@ def _moved_by(op: Op, parameters: Mapping[str, Tensor], graph: PartialGraph) -> 
     if op.name in _LIKE:
         return op.inputs[:1]
     weight = op.arguments.get("weight")
-    factors = [weight] if isinstance(weight, Value) else op.inputs[:2] if op.name in _TIMES_WEIGHTS else []
-    weights = [(one, parameters.get(one.parameter or "")) for one in factors]
-    return [one for one, held in weights if _is_zero(held)] or op.inputs
+    factors: Sequence[Value] = ()
+    if isinstance(weight, Value):
+        factors = [weight]
+    elif op.name in _TIMES_WEIGHTS:
+        factors = op.inputs[:2]
+    return [factor for factor in factors if _is_zero(parameters.get(factor.parameter or ""))] or op.inputs
 
 
 def _is_zero(tensor: Tensor | None) -> bool:
-    return tensor is not None and has_memory(held := local(tensor.detach())) and not bool(held.any())
+    if tensor is None:
+        return False
+    shard = local(tensor.detach())
+    return has_memory(shard) and not bool(shard.any())
 
 
 def weights_behind(

@@ -196,7 +196,8 @@ HEAVY_SHARE = 0.9
 
 def dropout(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for the dropouts that drop HEAVY_SHARE of the values or more, but not all."""
-    heavy = {str(op.place): (op, share) for op in done.step.ops if HEAVY_SHARE <= (share := _dropped(op)) < 1}
+    shares = ((op, _dropped(op)) for op in done.step.ops)
+    heavy = {str(op.place): (op, share) for op, share in shares if HEAVY_SHARE <= share < 1}
     if heavy:
         op, share = next(iter(heavy.values()))
         yield Finding(

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -133,12 +133,16 @@ def _names_in_containers(model: nn.Module) -> dict[int, str]:
     """Return the id of each parameter of a layer in a list, tuple or dict of a module, with its name from the model."""
     found = dict[int, str]()
     for path, module in modules_in(model).items():
-        for attribute, held in vars(module).items():
-            several = held.items() if type(held) is dict else enumerate(held) if type(held) in (list, tuple) else ()
-            for key, one in several:
-                if isinstance(one, nn.Module) and not attribute.startswith("_"):
+        for attribute, container in vars(module).items():
+            items: Iterable[tuple[Any, Any]] = ()
+            if type(container) is dict:
+                items = container.items()
+            elif type(container) in (list, tuple):
+                items = enumerate(container)
+            for key, item in items:
+                if isinstance(item, nn.Module) and not attribute.startswith("_"):
                     where = f"{path}{path and '.'}{attribute}[{key!r}]"
-                    found |= {id(parameter): f"{where}.{name}" for name, parameter in parameters_in(one).items()}
+                    found |= {id(parameter): f"{where}.{name}" for name, parameter in parameters_in(item).items()}
     return found
 
 

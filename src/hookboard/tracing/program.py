@@ -189,7 +189,7 @@ class StepTrace(TorchFunctionMode):
         # Fabric hooks what the model returns, and does nothing in it but ask who calls.
         if op.name in _HOOKING and _kind_of(caller.f_code.co_filename) != "caller":
             self.not_asked = "the step registers hooks on tensors"
-        elif _is_in_checkpoint() if (packs := packs_saved_tensors()) is None else packs:
+        elif _are_saved_tensors_packed():
             self.not_asked = "what autograd saves is packed by hooks, as under activation checkpointing"
         tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
         return op, tensors, sequence_number()
@@ -408,8 +408,11 @@ def _kind_of(path: str) -> Literal["caller", "own", "library", "user"]:
     return "library" if is_of_library(path) else "user"
 
 
-def _is_in_checkpoint() -> bool:
-    """Return True if a checkpoint of activations runs; torch 2.6 does not tell of other hooks on saved tensors."""
+def _are_saved_tensors_packed() -> bool:
+    """Return True if hooks pack what autograd saves; torch 2.6 tells only of those of activation checkpointing."""
+    packs = packs_saved_tensors()
+    if packs is not None:
+        return packs
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename != _CHECKPOINTED.co_filename:
         frame = frame.f_back

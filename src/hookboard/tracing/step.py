@@ -57,8 +57,11 @@ def nested_parts(value: Any) -> Iterator[Any]:
     [{'x': [1, 2]}, [1, 2], 1, 2]
     """
     yield value
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
-    for item in items:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return
+    for item in value:
         yield from nested_parts(item)
 
 

@@ -61,8 +61,9 @@ def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
 
     row: dict[str, Any] = {**entry.scalars}
     for tag, reading in entry.histograms.items():
-        if (one := reading.histogram) is not None and len(one.counts):  # at most 64 bins; W&B allows 512
-            row[tag] = wandb.Histogram(np_histogram=(one.counts.astype(np.int64), one.edges))
+        histogram = reading.histogram
+        if histogram is not None and len(histogram.counts):  # at most 64 bins; W&B allows 512
+            row[tag] = wandb.Histogram(np_histogram=(histogram.counts.astype(np.int64), histogram.edges))
     for tag, picture in entry.pictures.items():
         row[tag] = [wandb.Image(picture.image().convert("RGB"), caption=picture.caption)]
     for tag, table in entry.tables.items():

@@ -57,7 +57,8 @@ def _input_scale(run: Run) -> Iterator[Finding]:
             continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
         for say in says:
-            if (found := say(run, site, reading)) is None:
+            found = say(run, site, reading)
+            if found is None:
                 continue
             evidence, advice, severity, size = found
             which = f"in tensor {site.index} of the batch, " if site.index else ""

@@ -181,7 +181,9 @@ def not_updated(run: Run) -> Iterator[Finding]:
     if run.peak_rate and not any(run.peak_rate.values()):
         yield from _without_any_rate(run)
         return
-    if (since := _at_rest_since(run)) is not None and (reason := _why_at_rest(run)) is not None:
+    since = _at_rest_since(run)
+    reason = None if since is None else _why_at_rest(run)
+    if since is not None and reason is not None:
         why, advice = reason
         evidence = (
             f"no weight of the model has changed since step {since}: {why} ({run.now.step - since + 1:,} of "

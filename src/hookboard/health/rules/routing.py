@@ -67,8 +67,8 @@ def _rows_of(run: Run, look: Look, router: Router) -> list[int]:
         inside = [name for name in inside if name not in run.facts.unhooked]
         if not inside:
             return []
-        given = (reading for name in inside if (reading := look.of(name, "output")) is not None)
-        first = next((reading for reading in given if reading.width), None)
+        readings = (look.of(name, "output") for name in inside)
+        first = next((reading for reading in readings if reading is not None and reading.width), None)
         found.append(0 if first is None else round((first.moments.count + first.moments.nonfinite) / first.width))
     # Experts that work on all tokens give as many; and no expert gets more than there can be.
     return found if len(set(found)) > 1 and max(found) * router.picks <= sum(found) else []

@@ -113,13 +113,16 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     is_classifier = run.losses.chance is not None
     is_hard = spreads[-1] < SPREAD_NONE or (spreads[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
+    if not is_sudden:
+        advice = (
+            "Check for poor initialization and for missing normalization or residual connections; then lower the "
+            "learning rate."
+        )
+    elif lost.weights:
+        advice = COLLAPSED_ADVICE
+    else:
+        advice = f"Check what is computed between {before.name} and this layer."
     name = lost.name if is_sudden else ""
-    fading = (
-        "Check for poor initialization and for missing normalization or residual connections; then lower the learning "
-        "rate."
-    )
-    between = f"Check what is computed between {before.name} and this layer."
-    advice = (COLLAPSED_ADVICE if lost.weights else between) if is_sudden else fading
     return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
