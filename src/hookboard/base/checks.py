@@ -15,119 +15,129 @@ T = TypeVar("T")
 Valid = Callable[[Any], bool]
 
 
-def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
+def wrong(option: str, value: object, valid: str, otherwise: str | None = None) -> ValueError:
     """Return the error for an invalid argument; `otherwise`, if not None, ends its hint "leave it out ...".
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
     ValueError('samples=0: pass a whole number, 1 or more.')
     """
     end = "" if otherwise is None else f"; leave it out {otherwise}".rstrip()
-    return ValueError(f"{option}={quoted(given)}: pass {valid}{end}.")
+    return ValueError(f"{option}={quoted(value)}: pass {valid}{end}.")
 
 
-def check(option: str, given: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
+def check(option: str, value: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check an argument; if `otherwise` is given (see `wrong`), None is valid too."""
-    is_left_out = given is None and otherwise is not None
-    if not is_left_out and not is_valid(given):
-        raise wrong(option, given, valid, otherwise)
+    is_left_out = value is None and otherwise is not None
+    if not is_left_out and not is_valid(value):
+        raise wrong(option, value, valid, otherwise)
 
 
-def check_switches(**given: object) -> None:
+def check_switches(**options: object) -> None:
     """Check that arguments are True or False."""
-    for option, value in given.items():
+    for option, value in options.items():
         check(option, value, lambda one: isinstance(one, bool | np.bool_), "True or False")
 
 
-def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
+def check_whole(option: str, value: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
     """Check that an argument is a whole number of `of`; if `otherwise` is given (see `wrong`), None is valid too."""
     valid = f"a whole number{of and f' of {of}'}{'' if least is None else f', {least} or more'}"
-    check(option, given, lambda one: is_whole(one) and (least is None or one >= least), valid, otherwise)
+    check(option, value, lambda number: is_whole(number) and (least is None or number >= least), valid, otherwise)
 
 
 def check_number(
-    option: str, given: Any, valid: str = "a number", is_valid: Valid = lambda one: True, otherwise: str | None = None
+    option: str,
+    value: Any,
+    valid: str = "a number",
+    is_valid: Valid = lambda number: True,
+    otherwise: str | None = None,
 ) -> None:
     """Check that an argument is a valid number, or None if `otherwise` is given; `is_valid` is called with NaN too."""
-    check(option, given, lambda one: is_number(one) and is_valid(one), valid, otherwise)
+    check(option, value, lambda number: is_number(number) and is_valid(number), valid, otherwise)
 
 
-def is_whole(given: object) -> bool:
+def is_whole(value: object) -> bool:
     """Return True for an integer of Python or NumPy; bool does not count."""
-    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def is_number(given: object) -> bool:
+def is_number(value: object) -> bool:
     """Return True for a real number of Python or NumPy, including NaN and infinities."""
-    return is_whole(given) or isinstance(given, float | np.floating)
+    return is_whole(value) or isinstance(value, float | np.floating)
 
 
-def is_finite(given: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Return True for a real number that is neither NaN nor infinite."""
-    return is_number(given) and bool(abs(given) < math.inf)
+    return is_number(value) and bool(abs(value) < math.inf)
 
 
-def check_text(**given: object) -> None:
+def check_text(**options: object) -> None:
     """Check that arguments are strings."""
-    for option, value in given.items():
+    for option, value in options.items():
         check(option, value, lambda one: isinstance(one, str), "a string")
 
 
-def check_identifier(option: str, given: object) -> None:
+def check_identifier(option: str, value: object) -> None:
     """Check a name that becomes part of tags: letters, digits and underscores."""
     valid = "letters, digits and underscores, as in 'near_zero'"
-    check(option, given, lambda one: isinstance(one, str) and one.isidentifier(), valid)
+    check(option, value, lambda name: isinstance(name, str) and name.isidentifier(), valid)
 
 
-def check_function(option: str, given: object, valid: str) -> None:
+def check_function(option: str, value: object, valid: str) -> None:
     """Check that something can be called. A class cannot: most likely its parentheses were forgotten."""
-    check(option, given, lambda one: callable(one) and not isinstance(one, type), valid)
+    check(option, value, lambda function: callable(function) and not isinstance(function, type), valid)
 
 
-def check_name(option: str, given: object, valid: Iterable[str]) -> None:
+def check_name(option: str, value: object, valid: Iterable[str]) -> None:
     """Check an argument that takes one of several names."""
     valid = list(valid)
-    if not isinstance(given, str) or given not in valid:
-        raise unknown(option, given, valid)
+    if not isinstance(value, str) or value not in valid:
+        raise unknown(option, value, valid)
 
 
-def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
+def chosen(option: str, value: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
     """Check an argument that takes one of the valid names or several; return them in the order of `valid`.
 
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
     """
-    names = several(option, given, object, f"one or more of {', '.join(valid)}")
+    names = several(option, value, object, f"one or more of {', '.join(valid)}")
     for name in names:
         check_name(option.removesuffix("s"), name, valid)
     return [name for name in valid if name in names]
 
 
-def check_differ(option: str, given: object, names: Sequence[str]) -> None:
+def check_differ(option: str, value: object, names: Sequence[str]) -> None:
     """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{option}={quoted(given)}: {twice!r} is the name of two {option}; rename one.")
+        raise ValueError(f"{option}={quoted(value)}: {twice!r} is the name of two {option}; rename one.")
 
 
-def check_list(option: str, given: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
+def check_list(option: str, value: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check a list, or another sequence, with at least one element, each of which is valid."""
-    check(option, given, lambda one: is_list(one) and len(one) > 0 and all(map(is_valid, one)), valid, otherwise)
+    check(
+        option,
+        value,
+        lambda values: is_list(values) and len(values) > 0 and all(map(is_valid, values)),
+        valid,
+        otherwise,
+    )
 
 
-def is_list(given: object) -> bool:
+def is_list(value: object) -> bool:
     """Return True for a list or another sequence, but not for strings, sets (their order varies) and iterators."""
-    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
+def several(option: str, value: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
     """Check an argument that takes one value of these kinds or a list of them, not empty; return the list.
 
     >>> several("types", "Conv2d", str, "the name of a class, or several in a list")
     ['Conv2d']
     """
-    found = list(given) if is_list(given) else [given]
+    found = list(value) if is_list(value) else [value]
     if not found or not all(isinstance(each, kinds) for each in found):
-        raise wrong(option, given, valid, otherwise)
+        raise wrong(option, value, valid, otherwise)
     return found
 
 

@@ -112,26 +112,26 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*difflib.get_close_matches(given, tails), *by_tail]))[:3]
 
 
-def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
+def unknown(kind: str, name: object, valid: Iterable[str]) -> ValueError:
     """Return the error for a name that is not in `valid`, with the closest valid ones; many are listed if none is.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
     """
     valid = list(valid)
-    near = closest(given, valid) if isinstance(given, str) else []
+    near = closest(name, valid) if isinstance(name, str) else []
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     said = "" if near and len(valid) > MAX_LISTED else f" Valid: {listed(valid)}."
-    return ValueError(f"unknown {kind} {quoted(given)}{hint}{said}")
+    return ValueError(f"unknown {kind} {quoted(name)}{hint}{said}")
 
 
-def quoted(given: object) -> str:
+def quoted(value: object) -> str:
     """Return the `repr` of what a user has given, in one line of limited length.
 
     >>> quoted("a" * 1000)[-9:]
     'aaaaa ...'
     """
-    text = " ".join(repr(given).split())
+    text = " ".join(repr(value).split())
     return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]} ..."
 
 

@@ -69,8 +69,8 @@ class Ranks:
         """Check that all ranks have given the same name as `point`; what they exchange belongs inside the context."""
         try:
             number = zlib.crc32(point.encode())
-            told = torch.tensor([0, number, -number], dtype=torch.float64, device="cpu")  # 1 at first: see `leave`
-            has_left, highest, lowest = self.max(told).tolist()
+            numbers = torch.tensor([0, number, -number], dtype=torch.float64, device="cpu")  # 1 at first: see `leave`
+            has_left, highest, lowest = self.max(numbers).tolist()
             if has_left or highest != -lowest:
                 raise RanksLostError(_HAS_LEFT if has_left else _ARE_APART)
             yield
@@ -104,11 +104,11 @@ class Ranks:
         self._exchange(dist.all_reduce, combined, how)
         return combined
 
-    def _exchange(self, collective: Callable[..., Any], *given: Any) -> None:
+    def _exchange(self, collective: Callable[..., Any], *arguments: Any) -> None:
         if self._group is None:
             raise RanksLostError("this rank no longer takes part")
         try:
-            collective(*given, group=self._group)
+            collective(*arguments, group=self._group)
         except RuntimeError as error:
             is_late = "imed out" in str(error)  # with a small or a capital t
             late = f"another rank has not answered for {ANSWER_TIMEOUT}"

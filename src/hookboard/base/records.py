@@ -91,7 +91,7 @@ class HealthRecord:
 
 def layers_record(strings: Sequence[bytes]) -> LayersRecord:
     """Read a `LayersRecord` from its strings; damaged ones, or those of another program, may raise any error."""
-    given = _read(strings)
+    record = _read(strings)
     layers = tuple(
         LayerFacts(
             str(layer["name"]),
@@ -100,39 +100,39 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
             {str(parameter): tuple(map(as_int64, shape)) for parameter, shape in layer["parameters"].items()},
             tuple(map(str, layer.get("frozen", ()))),
         )
-        for layer in given["layers"]
+        for layer in record["layers"]
     )
-    return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
+    return LayersRecord(str(record["callback"]), as_int64(record["every_n_steps"]), layers)
 
 
 def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRecord:
     """Read a `HealthRecord`, as `layers_record` does; without `has_values` it takes a fraction of the time."""
-    given = _read(strings)
-    layers, steps = tuple(map(str, given["layers"])), tuple(map(as_int64, given["steps"]))
+    record = _read(strings)
+    layers, steps = tuple(map(str, record["layers"])), tuple(map(as_int64, record["steps"]))
     if 4 * len(layers) * len(steps) * len(strings) > MAX_VALUES_BYTES:
         raise ValueError(f"its values would take more than {MAX_VALUES_BYTES} bytes")
     columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
-    values = dict(zip(map(str, given["values"]), columns, strict=True)) if has_values else {}
-    verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
-    cards, every_n_steps = _cards(given.get("cards"), len(verdicts)), as_int64(given["every_n_steps"])
-    headline, shows, is_over = str(given["headline"]), str(given.get("shows", "")), bool(given.get("is_over"))
-    texts = tuple(map(str, given.get("texts", ())))
+    values = dict(zip(map(str, record["values"]), columns, strict=True)) if has_values else {}
+    verdicts = tuple(dict(verdict) for verdict in record["verdicts"])
+    cards, every_n_steps = _cards(record.get("cards"), len(verdicts)), as_int64(record["every_n_steps"])
+    headline, shows, is_over = str(record["headline"]), str(record.get("shows", "")), bool(record.get("is_over"))
+    texts = tuple(map(str, record.get("texts", ())))
     return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
 
 
-def as_int64(given: Any) -> int:
+def as_int64(number: Any) -> int:
     """Convert a value by `int(given)`, whose errors it raises; an OverflowError beyond 64 bits, TensorBoard's limit."""
-    return int(np.int64(int(given)))
+    return int(np.int64(int(number)))
 
 
-def _cards(given: Sequence[Mapping[str, Any]] | None, count: int) -> tuple[Mapping[str, Any], ...]:
+def _cards(cards: Sequence[Mapping[str, Any]] | None, count: int) -> tuple[Mapping[str, Any], ...]:
     """Read the cards of a record with `count` verdicts; a record without cards gets one for each verdict."""
-    if not given:
+    if not cards:
         return tuple({"alike": [place], "effects": []} for place in range(count))
-    places = [place for card in given for group in (card["alike"], *card["effects"]) for place in group]
-    if sorted(places) != list(range(count)) or not all(card["alike"] for card in given):
+    places = [place for card in cards for group in (card["alike"], *card["effects"]) for place in group]
+    if sorted(places) != list(range(count)) or not all(card["alike"] for card in cards):
         raise ValueError(f"its cards do not list each of its {count} verdicts exactly once")
-    return tuple(given)
+    return tuple(cards)
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
@@ -158,10 +158,10 @@ def _unpacked(packed: bytes, layers: int, steps: int) -> np.ndarray:
 
 
 def _read(strings: Sequence[bytes]) -> dict[str, Any]:
-    given = dict(json.loads(strings[0]))
-    if not isinstance(given["version"], int) or given["version"] > VERSION:
+    record = dict(json.loads(strings[0]))
+    if not isinstance(record["version"], int) or record["version"] > VERSION:
         raise ValueError(
-            f"the record has version {given['version']!r}, written by a newer hookboard; "
+            f"the record has version {record['version']!r}, written by a newer hookboard; "
             f"this one reads up to version {VERSION}"
         )
-    return given
+    return record

@@ -152,8 +152,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
-    held = [each for one in (module, *type(module).__mro__) for each in vars(one).values()]
-    functions = [vars(each) for each in held if isinstance(each, types.FunctionType)]
+    attributes = [each for one in (module, *type(module).__mro__) for each in vars(one).values()]
+    functions = [vars(each) for each in attributes if isinstance(each, types.FunctionType)]
     # A function that `torch.compiler.disable` returns has both.
     return is_compiled(module) or any(
         "_torchdynamo_orig_callable" in each and "_torchdynamo_disable" not in each for each in functions

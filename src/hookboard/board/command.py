@@ -33,10 +33,10 @@ WIDTH = 100
 """Width of the output, in characters, as in the terminal while a run trains."""
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(command: Sequence[str] | None = None) -> int:
     """Run the command, with these arguments or those of the process; return the exit status."""
     made = parser()
-    arguments = made.parse_args(given)
+    arguments = made.parse_args(command)
     if arguments.command is None:
         made.print_help(sys.stderr)
         return BAD_INPUT

@@ -377,24 +377,24 @@ def _is_of_health(tag: str) -> bool:
     return tag == HEALTH or tag.startswith(f"{HEALTH}/")
 
 
-def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
+def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the fields of a verdict to the types that the page expects."""
-    words = {name: str(given.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
-    numbers = {name: given.get(name) for name in ("since", "until", "batch_idx")}
+    words = {name: str(verdict.get(name, "")) for name in ("severity", "rule", "module", "evidence", "advice")}
+    numbers = {name: verdict.get(name) for name in ("since", "until", "batch_idx")}
     steps = {name: None if number is None else as_int64(number) for name, number in numbers.items()}
-    cause = given.get("follows_from")
-    rows = tuple(map(as_int64, given.get("rows") or ()))
+    cause = verdict.get("follows_from")
+    rows = tuple(map(as_int64, verdict.get("rows") or ()))
     return words | steps | {"follows_from": tuple(str(part) for part in cause)[:2] if cause else None, "rows": rows}
 
 
-def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
+def _joined(known: LayerFacts, other: LayerFacts) -> LayerFacts:
     """Merge two records of a layer: types and output of the first that has them, the parameters of both."""
     return replace(
         known,
-        types=known.types or more.types,
-        output=known.output if known.output is not None else more.output,
-        parameters={**known.parameters, **more.parameters},
-        frozen=(*(name for name in known.frozen if name not in more.parameters), *more.frozen),
+        types=known.types or other.types,
+        output=known.output if known.output is not None else other.output,
+        parameters={**known.parameters, **other.parameters},
+        frozen=(*(name for name in known.frozen if name not in other.parameters), *other.frozen),
     )
 
 

@@ -112,10 +112,10 @@ def _given(request: Request, name: str) -> str:
 
 
 def _columns(request: Request) -> int:
-    given = request.args.get("columns", "400")
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MAX_COLUMNS):
-        raise RefusalError(f"columns={given!r} is invalid: use a whole number from 1 to {MAX_COLUMNS}.")
-    return int(given)
+    columns = request.args.get("columns", "400")
+    if not (columns.isascii() and columns.isdigit() and len(columns) < 9 and 1 <= int(columns) <= MAX_COLUMNS):
+        raise RefusalError(f"columns={columns!r} is invalid: use a whole number from 1 to {MAX_COLUMNS}.")
+    return int(columns)
 
 
 def _json(request: Request, answer: Answer, code: int = 200) -> Response:

@@ -22,13 +22,13 @@ class RefusalError(ValueError):
         self.code = code
 
 
-def no_such(kind: str, given: str, valid: Iterable[str]) -> RefusalError:
+def no_such(kind: str, name: str, valid: Iterable[str]) -> RefusalError:
     """Return the error for a name that does not exist.
 
     >>> no_such("run", "lightnin_logs", ["lightning_logs"])
     RefusalError("unknown run 'lightnin_logs'; did you mean 'lightning_logs'? Valid: lightning_logs.")
     """
-    return RefusalError(str(unknown(kind, given, valid)), 404)
+    return RefusalError(str(unknown(kind, name, valid)), 404)
 
 
 class Curve(NamedTuple):

@@ -42,7 +42,7 @@ class Checkup(HookboardCallback[StageState]):
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         super().__init__()
-        check_number("seconds", seconds, "a number above 0", lambda given: is_finite(given) and given > 0)
+        check_number("seconds", seconds, "a number above 0", lambda limit: is_finite(limit) and limit > 0)
         self.seconds = seconds
         self.report: CheckupReport | None = None
         """What was found (nothing after an error); None before the first batch, and in a run where nothing is tried."""

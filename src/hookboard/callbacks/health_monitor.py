@@ -504,14 +504,14 @@ class HealthMonitor(SiteLogger[HealthState]):
                 readings = sent()
                 self._readings, differing = readings.values(), list[Apart]()
                 seen = summed(parts, readings.along[: len(parts)])
-                told = [*events, *state.late_events(seen)]
+                all_events = [*events, *state.late_events(seen)]
                 if ranks is not None:
-                    seen, told = of_all_ranks(ranks, seen, told)
+                    seen, all_events = of_all_ranks(ranks, seen, all_events)
                 if ranks is not None and state.compares:
                     differing = apart(ranks, compared, readings.along[len(parts) :])
                 overflowed = is_scaled and readings.overflowed
                 look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, differing, is_scaled, factors)
-                self._tell(state, told)
+                self._tell(state, all_events)
                 self._judge(state, lambda reporter: reporter.see(look, facts, known))
                 self._end_if_asked(loop, state)
 

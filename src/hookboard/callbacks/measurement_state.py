@@ -197,13 +197,13 @@ def measure_weights(
     table: Table, weights: Mapping[str, nn.Parameter], before: WeightsBefore, roles: Collection[Role]
 ) -> None:
     """Measure the updates of the weights, and the weights themselves, after the steps of all optimizers."""
-    given: list[tuple[Site, Tensor, Tensor | None]] = []
+    tensors: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
         if "parameter" in roles:
-            given.append((Site(name, "parameter"), weight, None))
+            tensors.append((Site(name, "parameter"), weight, None))
         if name in before.copies:
-            given.append((Site(name, "parameter_update"), weight, before.copies[name]))
-    table.observe_all(given)
+            tensors.append((Site(name, "parameter_update"), weight, before.copies[name]))
+    table.observe_all(tensors)
 
 
 @dataclass(kw_only=True)

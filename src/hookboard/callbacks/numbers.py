@@ -459,8 +459,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
     def _asked(self, among: Collection[str]) -> list[str]:
-        given = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
-        return [name for name in among if name in given]
+        statistics = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
+        return [name for name in among if name in statistics]
 
     def _plan(self) -> Plan:
         return plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)

@@ -243,46 +243,49 @@ class FeatureMapLogger(PictureLogger):
         inputs, count = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
 
         def keep_first(site: Site, tensor: Tensor) -> None:
-            if site in taken.shown:
+            if site in maps_of_batch.shown:
                 return
             module = modules[site.name]
             try:
                 tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
                 maps = maps_in(tensor[: self.samples], module, aspect=aspect, index=site.index)
             except (ValueError, IndexError) as error:
-                taken.refused[site.name] = str(error)
+                maps_of_batch.refused[site.name] = str(error)
                 return
             # More samples than the batch has, such as windows of the pictures, are in another order.
             part = select_maps(maps, channels=self.channels, size=self.size)
-            taken.shown[site] = part, len(tensor) == count
+            maps_of_batch.shown[site] = part, len(tensor) == count
 
         taps = Taps(modules, ["output"], lambda site: partial(keep_first, site), model=model)
-        taken = _ShownTensors(taps, inputs)
-        state.until_batch_end.callback(taken.taps.detach)
-        taken.taps.attach()
-        taken.taps.active = True
-        return taken
+        maps_of_batch = _ShownTensors(taps, inputs)
+        state.until_batch_end.callback(maps_of_batch.taps.detach)
+        maps_of_batch.taps.attach()
+        maps_of_batch.taps.active = True
+        return maps_of_batch
 
     def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
-        taken: _ShownTensors = state.taken
+        maps_of_batch: _ShownTensors = state.taken
         if state.last is None:
-            self._name_gaps(loop, state, taken)
-        inputs = None if taken.inputs is None else drawn_inputs(taken.inputs, 2 * self.size)
+            self._name_gaps(loop, state, maps_of_batch)
+        inputs = None if maps_of_batch.inputs is None else drawn_inputs(maps_of_batch.inputs, 2 * self.size)
         pictures = {}
-        for site, (part, is_of_batch) in taken.shown.items():
+        for site, (part, is_of_batch) in maps_of_batch.shown.items():
             if part.values.numel():
                 name, beside = f"{site.path} ({self._source(state)})", inputs if is_of_batch else None
                 drawn = feature_maps(part, name, normalize=self.normalize, size=self.size, inputs=beside)
                 pictures[self._tag(site.path)] = drawn
         return pictures
 
-    def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
+    def _name_gaps(self, loop: Loop, state: PictureState, maps_of_batch: "_ShownTensors") -> None:
         """Warn once about all modules without a picture, with the reason for each."""
-        names, drawn = list(state.selection.modules), {site.name for site in taken.shown}
+        names, drawn = list(state.selection.modules), {site.name for site in maps_of_batch.shown}
         missing = [name for name in names if name not in drawn]
         # Some modules that the user did not name may never be called, such as auxiliary heads.
         if missing and (self.modules is not None or self.types is not None or not drawn):
-            causes = {name: taken.refused.get(name) or taken.taps.why_silent(name, "output") for name in missing}
+            causes = {
+                name: maps_of_batch.refused.get(name) or maps_of_batch.taps.why_silent(name, "output")
+                for name in missing
+            }
             listed = listed_gaps(((name, "output", cause) for name, cause in causes.items()), names_in(loop.model))
             rank_zero_warn(f"{self._name}: no picture of {len(missing)} out of {len(names)} modules:{listed}")
 

@@ -76,10 +76,10 @@ class ClassificationTap:
         """Remove every hook."""
         self._hooks.close()
 
-    def _guarded(self, act: Callable[..., None], *given: Any) -> None:
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         if self.error is None and not is_own_call():
             try:
-                act(*given)
+                act(*arguments)
             except Exception as error:  # kept for the caller: raised in a hook, it would end the user's forward pass
                 self.error = error
 
@@ -107,9 +107,9 @@ class ClassificationTap:
             self.found = Classification(module, shown, args, kwargs, self._calls[start:], len(pictures))
 
 
-def _pictures_in(given: object) -> Tensor | None:
+def _pictures_in(value: object) -> Tensor | None:
     """Return the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
-    fours = (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4)
+    fours = (t for _, t in tensors_in(value) if not t.is_nested and t.ndim == 4)
     return next((t for t in fours if len(t) and t.shape[1] <= MAX_PICTURE_CHANNELS), None)
 
 
@@ -206,22 +206,22 @@ def attribute(
 ) -> Attribution:
     """Call the model once more on the kept samples, for the last of the layers: its tensor, its gradient if asked."""
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
-    held: dict[TargetLayer, Tensor] = {}
+    activations: dict[TargetLayer, Tensor] = {}
     pooled: list[Tensor] = []
     with undisturbed(call.module), ExitStack() as hooks:  # modes and edits stay as they are
         for layer in layers:
-            hooks.enter_context(_cut_graph(layer, held))
+            hooks.enter_context(_cut_graph(layer, activations))
         if linear:
             hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0])))
         scores = scores_in(call.module(*call.args, **call.kwargs), len(call.pictures))
         assert scores is not None, "the model returned class scores before"
         classes = choose(scores.detach())
-        gradients: Sequence[Tensor | None] = [None] * len(held)
-        if with_gradient and scores.requires_grad and held:
+        gradients: Sequence[Tensor | None] = [None] * len(activations)
+        if with_gradient and scores.requires_grad and activations:
             score = scores.gather(1, classes[:, None]).sum()
-            gradients = torch.autograd.grad(score, [*held.values()], allow_unused=True)
+            gradients = torch.autograd.grad(score, [*activations.values()], allow_unused=True)
         weight = _for_classes(whole(linear[-1].weight), 0) if linear else None
-    read = [pair for pair in zip(held, gradients, strict=True) if pair[1] is not None or not with_gradient]
+    read = [pair for pair in zip(activations, gradients, strict=True) if pair[1] is not None or not with_gradient]
     if not read:
         raise ValueError(
             f"the class scores do not depend on the first tensor that module {layers[-1].name!r} "
@@ -230,12 +230,12 @@ def attribute(
         )
     layer, gradient = read[-1]  # with a gradient, the last that the scores depend on
     of_classes = weight[classes] if weight is not None and len(weight) == scores.shape[1] else None
-    tensors = held[layer], gradient, scores, classes, pooled[-1] if pooled else None, of_classes
+    tensors = activations[layer], gradient, scores, classes, pooled[-1] if pooled else None, of_classes
     host: list[Any] = [None if tensor is None else tensor.detach().cpu() for tensor in tensors]
     return Attribution(layer, *host)
 
 
-def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
+def _cut_graph(layer: TargetLayer, activations: dict[TargetLayer, Tensor]) -> Hooks:
     """Hook the layer so that the autograd graph is cut there; `held` gets its tensor, as a leaf."""
     calls = itertools.count()
 
@@ -243,8 +243,8 @@ def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> Hooks:
         first = next((t for _, t in tensors_in(value) if t.is_floating_point()), None)
         if next(calls) != layer.number or first is None:
             return None
-        held[layer] = first.detach().requires_grad_()
-        copy = held[layer].clone()  # the model may change it in place
+        activations[layer] = first.detach().requires_grad_()
+        copy = activations[layer].clone()  # the model may change it in place
         return map_tensors(lambda tensor: copy if tensor is first else tensor, value)
 
     if layer.is_input:

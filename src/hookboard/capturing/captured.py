@@ -430,9 +430,9 @@ class Captured(Mapping[str, CapturedModule]):
     def _kept(self, tensor: Tensor) -> KeptTensor:
         # An inference tensor has no version that would tell a change: it is copied in any case.
         if self._copy or tensor.is_inference():
-            given = tensor.detach()
+            values = tensor.detach()
             # Not every kind of tensor can be given to `to`.
-            return KeptTensor(given.clone() if self._device is None else given.to(self._device, copy=True), None)
+            return KeptTensor(values.clone() if self._device is None else values.to(self._device, copy=True), None)
         moved = tensor if self._device is None else tensor.to(self._device)
         return KeptTensor(moved, version_of(moved))
 

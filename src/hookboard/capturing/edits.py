@@ -75,8 +75,8 @@ class Clamp(EditRule):
         limits = {"min": self.min, "max": self.max}
         for option, limit in limits.items():
             check_number(option, limit, "a number, not NaN", lambda limit: not math.isnan(limit), "for no limit")
-        given = [limit for limit in limits.values() if limit is not None]
-        if not given or given != sorted(given):
+        bounds = [limit for limit in limits.values() if limit is not None]
+        if not bounds or bounds != sorted(bounds):
             raise ValueError(f"min={self.min!r}, max={self.max!r}: pass min, max, or both, with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -210,10 +210,10 @@ class Replace(EditRule):
         return self.value.to(tensor.device, tensor.dtype, copy=True)
 
 
-def check_rule(option: str, given: object) -> None:
+def check_rule(option: str, rule: object) -> None:
     """Check a rule before there is a tensor to change."""
     check_function(
-        option, given, "one of hookboard's rules, as in Zero(), or a function that takes and returns a tensor"
+        option, rule, "one of hookboard's rules, as in Zero(), or a function that takes and returns a tensor"
     )
 
 
@@ -225,9 +225,9 @@ def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
         raise RuntimeError(
             f"the rule for the {what} works in place on a tensor that is used elsewhere; it must return a new tensor"
         )
-    given, got = (_description(x) for x in (tensor, result))
-    if got != given:
-        raise ValueError(f"the rule for the {what} must return a tensor like its argument, {given}; got {got}")
+    expected, got = (_description(x) for x in (tensor, result))
+    if got != expected:
+        raise ValueError(f"the rule for the {what} must return a tensor like its argument, {expected}; got {got}")
     return result
 
 

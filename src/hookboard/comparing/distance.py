@@ -49,17 +49,17 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     size = CHUNK.get(left.device.type, CHUNK_ELSEWHERE)
     for start in range(0, len(one), size):
         a, b = (_wide(tensor[start : start + size]) for tensor in (one, other))
-        apart = torch.nn.functional.threshold((a - b).abs(), floor, 0.0)
-        if not bool(torch.vdot(apart, apart).isfinite()):
+        gaps = torch.nn.functional.threshold((a - b).abs(), floor, 0.0)
+        if not bool(torch.vdot(gaps, gaps).isfinite()):
             same = (a == b) | (a.isnan() & b.isnan())
-            apart = torch.where(same, 0.0, apart).nan_to_num(nan=math.inf)
+            gaps = torch.where(same, 0.0, gaps).nan_to_num(nan=math.inf)
             a, b = (torch.where(a.isfinite() & b.isfinite(), x, 0.0) for x in (a, b))
         if is_whole:
-            unequal += int(apart.count_nonzero())
-        largest = float(apart.max())
+            unequal += int(gaps.count_nonzero())
+        largest = float(gaps.max())
         if largest > worst:
-            worst, place = largest, start + int(apart.argmax())
-        products = (apart, apart), (a, a), (b, b), (a, b)
+            worst, place = largest, start + int(gaps.argmax())
+        products = (gaps, gaps), (a, a), (b, b), (a, b)
         sums = [total + float(torch.vdot(x, y).real) for total, (x, y) in zip(sums, products, strict=True)]
     of_difference, of_left, of_right, product = sums
     if is_whole:

@@ -113,19 +113,19 @@ class Faults:
         """Return what differs by more than rounding, in the order of execution; gradients if nothing forward does."""
         forward = [spot for spot in self._index.spots if spot.part != "gradient" and self._counts(spot, found)]
         # Of tensors of other shapes only the first: most others have other shapes because it has.
-        others = [spot for spot in forward if spot in found.shapes][1:]
-        told = [self._forward(spot, found) for spot in forward if spot not in others]
+        later = [spot for spot in forward if spot in found.shapes][1:]
+        said = [self._forward(spot, found) for spot in forward if spot not in later]
         for name, first, one, other in self._tied:
             cause = f"it is tied to {first} in the {one} model, but a copy in the {other} model"
-            told.append(self._of_weight(name, "weight", BROKEN, f"{cause}; training will make them diverge"))
+            said.append(self._of_weight(name, "weight", BROKEN, f"{cause}; training will make them diverge"))
         if not self._guilty:
-            told += self._backward(found)
+            said += self._backward(found)
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
             if self.is_fault(name, seen) and name not in self._weights and module not in self._guilty:
                 cause = "; ".join(["it differs after the call", *self._own(module)])
-                told.append(self._of_weight(name, "weight", seen, cause))
-        return told
+                said.append(self._of_weight(name, "weight", seen, cause))
+        return said
 
     def _counts(self, spot: Spot, found: Found) -> bool:
         return spot in found.spots and self.is_fault(spot, found.spots[spot])

@@ -153,16 +153,16 @@ def _packed(part: Any) -> Any:
     return pairs if any(isinstance(key, Spot) for key in part) else dict(pairs)
 
 
-def _index_of(given: dict[str, Any]) -> Index:
-    if given["version"] != VERSION:
-        raise ValueError(f"its format is version {given['version']!r}, but this hookboard reads version {VERSION}")
+def _index_of(record: dict[str, Any]) -> Index:
+    if record["version"] != VERSION:
+        raise ValueError(f"its format is version {record['version']!r}, but this hookboard reads version {VERSION}")
 
     def part(name: str, made: Callable[[Any], Any]) -> dict[Any, Any]:
-        pairs = given[name].items() if isinstance(given[name], dict) else given[name]
+        pairs = record[name].items() if isinstance(record[name], dict) else record[name]
         return {Spot(**key) if isinstance(key, dict) else str(key): made(value) for key, value in pairs}
 
     entries = {name: part(name, _entry) for name in ("spots", "weights", "after", "gradients")}
-    rounding, step = part("rounding", float), float(given["step"])
+    rounding, step = part("rounding", float), float(record["step"])
     return Index(
         modules=part("modules", lambda fields: ModuleFacts(**fields)),
         tied=part("tied", str),
@@ -267,8 +267,8 @@ def beside(
             # The code around the module has this very tensor too, as the sum of a residual connection.
             tensor.data.copy_(wanted)
             return None
-        taken: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
-        return taken
+        passed_on: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
+        return passed_on
 
     def at_end() -> None:
         for part, there, own in (
@@ -279,11 +279,13 @@ def beside(
                 entry = there.get(renamed(name, names))
                 if entry is not None and tensor is not None and entry.shape == tuple(tensor.shape):
                     part[renamed(name, names)] = distance(recorded.tensor(entry), tensor)
-        given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
+        has_gradient = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
         wanted = recorded.index.gradients
-        found.missing = [name for name in wanted if not given.get(name, True)]
+        found.missing = [name for name in wanted if not has_gradient.get(name, True)]
         known = recorded.index.weights
-        found.added = [name for name, has in given.items() if has and wanted and name in known and name not in wanted]
+        found.added = [
+            name for name, has in has_gradient.items() if has and wanted and name in known and name not in wanted
+        ]
 
     with nullcontext() if noise is None else _noise_in_saved(model, noise):
         runner(see, at_end)

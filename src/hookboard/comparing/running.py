@@ -185,9 +185,11 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
         new = iter([tensor if one is None else one for one, (_, tensor) in zip(seen, spots, strict=True)])
         return map_tensors(lambda tensor: next(new), value)
 
-    def before(name: str, given: Any) -> Any:
-        spots = [(Spot(name, calls[name], "input", path), tensor) for path, tensor in tensors_in(named_inputs(*given))]
-        return replaced(spots, given)
+    def before(name: str, arguments: Any) -> Any:
+        spots = [
+            (Spot(name, calls[name], "input", path), tensor) for path, tensor in tensors_in(named_inputs(*arguments))
+        ]
+        return replaced(spots, arguments)
 
     def after(name: str, output: Any) -> Any:
         spots = [(Spot(name, calls[name], "output", path), tensor) for path, tensor in tensors_in(output)]

@@ -61,8 +61,8 @@ class Setting:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the model, and tensors of its optimizer that are not among them; each once."""
-        held = [p for group in self.optimizers[0].param_groups for p in group["params"]]
-        return list({id(p): p for p in [*parameters_in(self.module).values(), *held]}.values())
+        stepped = [p for group in self.optimizers[0].param_groups for p in group["params"]]
+        return list({id(p): p for p in [*parameters_in(self.module).values(), *stepped]}.values())
 
 
 def check_memory(setting: Setting) -> None:
@@ -89,8 +89,8 @@ def copy_of_optimizer(setting: Setting) -> Optimizer:
     memo: dict[int, Any] = {id(part): part for part in parts}
     made: Optimizer = object.__new__(type(optimizer))
     # A scheduler may have put something in place of its `step`.
-    held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
-    made.__setstate__(copy.deepcopy(held, memo))
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
+    made.__setstate__(copy.deepcopy(attributes, memo))
     return made
 
 

@@ -289,5 +289,5 @@ class Judge:
             self._closed[key] = self._open.pop(key)
 
 
-def _and_says(evidence: str, more: str) -> str:
-    return f"{evidence.rstrip('.')} ({more})"
+def _and_says(evidence: str, clause: str) -> str:
+    return f"{evidence.rstrip('.')} ({clause})"

@@ -32,15 +32,15 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     if unseen and unseen == layers:
         return f"None of the {_many(layers, 'layer')} produced an output, measured {times} from step {_ends(run)}."
     where = _many(layers - unseen, "layer")
-    more = f"; {_many(unseen, 'more layer')} produced no output" if unseen else ""
+    silent = f"; {_many(unseen, 'more layer')} produced no output" if unseen else ""
     if run.seen < run.window:
         found = f"{found} in {where}" if verdicts else f"Not judged yet: {where}"
-        said = f"{found}, measured only {times}; most rules need {run.window} measurements{more}."
+        said = f"{found}, measured only {times}; most rules need {run.window} measurements{silent}."
         has_gaps = run.first is not None and run.now.step - run.first.step >= run.seen
         return f"{said} In a short run, lower every_n_steps." if has_gaps or run.seen == 1 else said
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
     lost = f"; {run.losses.harm}" if run.losses.is_finite and run.losses.is_harmed and not alarms else lost
-    return f"{found} in {where}, measured {times} from step {_ends(run)}{lost}{more}."
+    return f"{found} in {where}, measured {times} from step {_ends(run)}{lost}{silent}."
 
 
 def caveat(verdicts: Sequence[Verdict]) -> str:

@@ -157,13 +157,13 @@ class Finding:
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
             raise wrong("rows", self.rows, "a tuple of row indices")
-        is_root, is_hard = (False if given is None else given for given in (self.is_root, self.is_hard))
+        is_root, is_hard = (False if flag is None else flag for flag in (self.is_root, self.is_hard))
         check_switches(is_root=is_root, is_hard=is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
         """Return a finding in the code as it is judged: it lasts, and by default an alarm is hard, and a root."""
         is_alarm = self.severity == "alarm"
-        is_hard, is_root = (is_alarm if told is None else told for told in (self.is_hard, self.is_root))
+        is_hard, is_root = (is_alarm if flag is None else flag for flag in (self.is_hard, self.is_root))
         return replace(self, is_hard=is_hard and is_alarm, is_root=is_root, is_lasting=True)
 
     def __str__(self) -> str:
@@ -228,16 +228,16 @@ class Rule:
         check_name("gives", self.gives, get_args(Severities))
 
 
-def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
+def rules_of(selected: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
     """Resolve `rules=`: names of built-in rules, patterns over them (with `!`: excluded), dotted paths, `Rule` objects.
 
     >>> [rule.name for rule in rules_of("!a", {name: Rule(name, len) for name in ("a", "b")})]
     ['b']
     """
-    if given is None:
+    if selected is None:
         return list(built_in.values())
     valid = "the name of a rule, a hookboard.Rule('my_name', function), or a list of these"
-    included, excluded = parted(several("rules", given, (str, Rule), valid, "to use all rules"))
+    included, excluded = parted(several("rules", selected, (str, Rule), valid, "to use all rules"))
     patterns = [each for each in included if isinstance(each, str) and is_pattern(each)]
     single = [each for each in included if each not in patterns]
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in single]
@@ -246,11 +246,11 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     for rule in rules:
         if rule.of == "step" and rule not in built_in.values():
             raise ValueError(f"rules: {rule.name!r} has of='step', which only built-in rules can have.")
-    check_differ("rules", given, [rule.name for rule in rules])
+    check_differ("rules", selected, [rule.name for rule in rules])
     unwanted = _matching(excluded, {*built_in, *(rule.name for rule in rules)})
     rules = [rule for rule in rules if rule.name not in unwanted]
     if not rules:
-        raise ValueError(f"rules={quoted(given)} selects no rule.")
+        raise ValueError(f"rules={quoted(selected)} selects no rule.")
     return rules
 
 
@@ -272,11 +272,11 @@ def rules_in(file: ModuleType) -> tuple[Rule, ...]:
     return tuple(value for value in vars(file).values() if isinstance(value, Rule))
 
 
-def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
+def check_stop_on(selected: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
     """Raise ValueError if `stop_on=` has a name that is not that of a rule which is asked."""
-    for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "to never stop"):
+    for name in several("stop_on", selected, str, f"one or more of: alarm, {', '.join(asked)}", "to never stop"):
         if name in built_in and name not in asked:
-            raise ValueError(f"stop_on={given!r}: {name!r} is not in rules= ({listed(asked)}); add it there.")
+            raise ValueError(f"stop_on={selected!r}: {name!r} is not in rules= ({listed(asked)}); add it there.")
         if name not in ("alarm", *asked):
             raise _unknown("stop_on", name, ["alarm", *asked])
 

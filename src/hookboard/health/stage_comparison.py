@@ -97,22 +97,24 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
     for source, norm in pairwise(layers):
         if not norm.is_batch_norm:
             continue
-        given, gave = _channels(evaluation, source), _channels(evaluation, norm)
+        went_in, came_out = _channels(evaluation, source), _channels(evaluation, norm)
         now, usual, past = _channels(last, source), _channels(last, norm), [_channels(look, source) for look in others]
-        if given is None or gave is None or usual is None or now is None:
+        if went_in is None or came_out is None or usual is None or now is None:
             continue
-        if len({part.shape for part in (given, gave, usual, now)}) > 1:
+        if len({part.shape for part in (went_in, came_out, usual, now)}) > 1:
             continue
-        signs = _signs(given, gave)
+        signs = _signs(went_in, came_out)
         alive = (
-            (signs != 0) & (MOVED_CHANNEL_SHARE * usual[:, _DEVIATION] > _moved(last, norm)) & (gave[:, _DEVIATION] > 0)
+            (signs != 0)
+            & (MOVED_CHANNEL_SHARE * usual[:, _DEVIATION] > _moved(last, norm))
+            & (came_out[:, _DEVIATION] > 0)
         )
         if 2 * alive.sum() < len(alive):
             continue
         # A norm maps x to a * x + b. In evaluation, a is the gain over the running deviation; in training, over that
         # of the batch, and b makes the mean of the output the bias. So both outputs tell the running statistics.
-        slope = signs[alive] * gave[alive, _DEVIATION] / given[alive, _DEVIATION]
-        mean = given[alive, _MEAN] - (gave[alive, _MEAN] - usual[alive, _MEAN]) / slope
+        slope = signs[alive] * came_out[alive, _DEVIATION] / went_in[alive, _DEVIATION]
+        mean = went_in[alive, _MEAN] - (came_out[alive, _MEAN] - usual[alive, _MEAN]) / slope
         deviation = usual[alive, _DEVIATION] / np.abs(slope)
         looks = [part[alive] for part in past if part is not None and part.shape == now.shape]
         latest = [*looks, now[alive]]
@@ -131,12 +133,12 @@ def _moved(look: Look, norm: Layer) -> float:
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
 
-def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
+def _signs(went_in: np.ndarray, came_out: np.ndarray) -> np.ndarray:
     """Return the sign of the factor by which a norm scales each channel, shape (channels,); 0 if it is not affine."""
     # An affine map keeps the distances of min and max from the mean, in deviations; a negative factor swaps them.
     ends = [
         (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)
-        for part in (given, gave)
+        for part in (went_in, came_out)
     ]
     same, turned = (np.abs(ends[1] - other).max(axis=1) for other in (ends[0], -ends[0][:, ::-1]))
     is_affine = np.minimum(same, turned) < AFFINE_TOLERANCE * np.abs(ends[0]).max(axis=1)

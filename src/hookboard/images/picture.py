@@ -255,12 +255,12 @@ def draw_ticks(
     ink: int | tuple[int, ...] = INK,
 ) -> None:
     """Draw marks of an axis with labels `within` these positions, but none whose label would touch an earlier one."""
-    taken: list[tuple[float, float]] = []
+    placed: list[tuple[float, float]] = []
     for x, text in marks:
         half = font().getlength(text) / 2
         middle = min(max(x, within[0] + half), within[1] - half)
-        if all(abs(middle - other) > half + its_half + 12 for other, its_half in taken):
-            taken.append((middle, half))
+        if all(abs(middle - other) > half + its_half + 12 for other, its_half in placed):
+            placed.append((middle, half))
             draw.line((round(x), top, round(x), top + 5), ink, 2)
             draw.text((middle, top + 6), text, ink, font(), "ma")
 

@@ -249,18 +249,18 @@ def unwrapped_optimizer(optimizer: Any) -> Optimizer:
     return next((inner for inner in inside if isinstance(inner, Optimizer)), optimizer)
 
 
-def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
+def callbacks_in(value: Any) -> list[HookboardCallback[Any]]:
     """Return the callbacks that the argument `callbacks` holds, one or several; ValueError for anything else."""
-    return _all_of("callbacks", given, HookboardCallback, "a hookboard callback")
+    return _all_of("callbacks", value, HookboardCallback, "a hookboard callback")
 
 
-def loggers_in(given: Any) -> list[Any]:
+def loggers_in(value: Any) -> list[Any]:
     """Return the argument `loggers` as a list, each `SummaryWriter` as a logger; ValueError for anything else."""
-    loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
+    loggers = _all_of("loggers", value, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
     return [WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 
 
-def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:
+def _all_of(option: str, value: Any, kind: Any, valid: str) -> list[Any]:
     """Check an argument as `several` does, but take an empty list too."""
-    is_empty = isinstance(given, list | tuple) and not given
-    return [] if is_empty else several(option, given, kind, f"{valid}, or a list of these")
+    is_empty = isinstance(value, list | tuple) and not value
+    return [] if is_empty else several(option, value, kind, f"{valid}, or a list of these")

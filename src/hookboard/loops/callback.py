@@ -129,8 +129,8 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         HealthMonitor(modules='net.*', window=4)
         """
         wanted = inspect.signature(type(self)).parameters
-        given = {name: getattr(self, name, one.default) for name, one in wanted.items()}
-        shown = (f"{name}={value!r}" for name, value in given.items() if repr(value) != repr(wanted[name].default))
+        values = {name: getattr(self, name, one.default) for name, one in wanted.items()}
+        shown = (f"{name}={value!r}" for name, value in values.items() if repr(value) != repr(wanted[name].default))
         return f"{type(self).__name__}({', '.join(shown)})"
 
     # What it measures, and when.
@@ -277,13 +277,13 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 self._follow(loop, state)
             self._begin_batch(loop, state, batch, batch_idx)
 
-    def hear(self, state: W, method: Callable[..., object], *given: Any) -> None:
+    def hear(self, state: W, method: Callable[..., object], *arguments: Any) -> None:
         """Call one of its methods; an error, or nothing to show, ends all its stages with a warning."""
         try:
             if self.calls_the_model:
-                method(*given)
+                method(*arguments)
             else:
-                run_unseen(method, given, {})
+                run_unseen(method, arguments, {})
         except NothingToShowError as nothing:
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {nothing}.")

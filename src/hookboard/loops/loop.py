@@ -69,11 +69,11 @@ class Loop:
 
     # The events of a run, in their order.
 
-    def tell(self, event: str, *given: Any, to: Iterable[tuple[Any, Any]] | None = None) -> None:
+    def tell(self, event: str, *arguments: Any, to: Iterable[tuple[Any, Any]] | None = None) -> None:
         """Call a method of members, for a state of each: by default of those that take part in the running batch."""
         for member, state in [*(self.in_batch if to is None else to)]:
             if not state.has_fault:
-                member.hear(state, getattr(member, event), self, state, *given)
+                member.hear(state, getattr(member, event), self, state, *arguments)
 
     def _states(self, stage: str = "") -> list[tuple[Any, Any]]:
         return [(member, state) for member in self.members for state in member.states if stage in ("", state.stage)]

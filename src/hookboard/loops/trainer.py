@@ -39,9 +39,9 @@ SET_BY_LIGHTNING = ("log", "log_dict")
 def _calls(method: str, *first: object, passes: int = 0) -> Any:
     """Make a hook of Lightning that calls a method of the `Loop`, with `first` and so many of the hook's arguments."""
 
-    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *given: Any, **named: Any) -> None:
+    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *arguments: Any, **named: Any) -> None:
         if self.in_batch or method != "tell":  # what happens in a batch is told to nobody in most steps
-            getattr(self, method)(*first, *given[:passes])
+            getattr(self, method)(*first, *arguments[:passes])
 
     return hook
 

@@ -166,8 +166,8 @@ def attention_numbers(
             elif mask is not None and mask.dtype is torch.bool:
                 added.masked_fill_(~mask[own, rows], -math.inf)
             elif mask is not None:  # some hide by the smallest number of the type, to which nothing can be added
-                given = mask[own, rows]
-                added += given.to(wide).masked_fill(given <= torch.finfo(given.dtype).min / 2, -math.inf)
+                picked = mask[own, rows]
+                added += picked.to(wide).masked_fill(picked <= torch.finfo(picked.dtype).min / 2, -math.inf)
             logits += added
             seen = ((added >= added.amax(-1, keepdim=True) - FAR) & (added > -math.inf)).sum(-1)
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)

@@ -131,20 +131,20 @@ def _pass_on(
 
 def _summed(observe: Observer, edges: int) -> Observer:
     """Return what takes the gradients of all edges to one input; their sum is observed when all are there."""
-    arrived: list[Tensor] = []
+    gradients: list[Tensor] = []
 
     @unseen
     def show() -> None:
-        if arrived:
-            total = functools.reduce(torch.add, arrived)
-            arrived.clear()
+        if gradients:
+            total = functools.reduce(torch.add, gradients)
+            gradients.clear()
             observe(total)
 
     def add(grad: Tensor) -> None:
-        if not arrived and edges > 1:
+        if not gradients and edges > 1:
             at_end_of_backward(show)  # the loss may not depend on some edges
-        arrived.append(grad.detach())
-        if len(arrived) == edges:
+        gradients.append(grad.detach())
+        if len(gradients) == edges:
             show()
 
     return add

@@ -92,8 +92,8 @@ class GraphEnd:
             self._show_all("output", tensors)
         if "grad_output" not in roles:
             return None
-        given = [] if self._keeps_its_output else [t for _, t in tensors_in(named_inputs(args, kwargs))]
-        return self._with_gradients_shown("grad_output", output, tensors, given)
+        inputs = [] if self._keeps_its_output else [t for _, t in tensors_in(named_inputs(args, kwargs))]
+        return self._with_gradients_shown("grad_output", output, tensors, inputs)
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
         for path, tensor in tensors:
@@ -101,7 +101,7 @@ class GraphEnd:
                 torch.ops.hookboard.show(self._forward_key, tensor.detach(), role, path)
 
     def _with_gradients_shown(
-        self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
+        self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], inputs: list[Tensor]
     ) -> Any:
         """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced."""
         if not can_be_filled(value):
@@ -110,7 +110,7 @@ class GraphEnd:
         for path, tensor in tensors:
             # What was `given` to the module stays itself where the module returns it.
             # `tensor in given` would compare the elements.
-            if not (tensor.requires_grad and _is_taken(tensor)) or any(other is tensor for other in given):
+            if not (tensor.requires_grad and _is_taken(tensor)) or any(other is tensor for other in inputs):
                 continue
             known = [pair for pair in shown if pair[0] is tensor]
             if not known:

@@ -176,8 +176,8 @@ def _heard(real: Callable[..., None]) -> Callable[..., None]:
         # Activation checkpointing calls `backward` again inside that of the loss.
         if not listeners or vars(_in_backward):
             return run()
-        given = tensors if isinstance(tensors, list | tuple) else [tensors]
-        losses = [one for one in given if isinstance(one, Tensor)]
+        several = tensors if isinstance(tensors, list | tuple) else [tensors]
+        losses = [one for one in several if isinstance(one, Tensor)]
         _in_backward.is_inside = True
         try:
             for listener in listeners:

@@ -77,15 +77,15 @@ def elements_in(rows: Rows) -> Rows:
 def merge(rows: Tensor, others: Tensor) -> Tensor:
     """Merge rows, shape (n, WIDTH), float64, with as many others: each result describes the values of both."""
     count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
-    more, other_mean, other_deviation, other_abs_mean = others[:, :4].split(1, 1)
+    other_count, other_mean, other_deviation, other_abs_mean = others[:, :4].split(1, 1)
     # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
-    share = more / (count + more).clamp(min=1)
+    share = other_count / (count + other_count).clamp(min=1)
     rest, away = 1 - share, other_mean - mean
     # In this order, because a square of a row without values may be infinite.
     squares = deviation * rest * deviation + other_deviation * share * other_deviation + (away * share) * (away * rest)
     means = [mean + away * share, squares.sqrt(), abs_mean + (other_abs_mean - abs_mean) * share]
     low, high = torch.minimum(rows[:, 8:9], others[:, 8:9]), torch.maximum(rows[:, 9:], others[:, 9:])
-    return torch.cat([count + more, *means, rows[:, 4:8] + others[:, 4:8], low, high], 1)
+    return torch.cat([count + other_count, *means, rows[:, 4:8] + others[:, 4:8], low, high], 1)
 
 
 def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
@@ -338,9 +338,9 @@ class Readings(Mapping[Site, Reading]):
             site, moments = self.places.sites[row], Moments(*self.rows[row].tolist())
             columns = self.statistics.items()
             statistics = {name: value for name, column in columns if (value := column[row]) is not None}
-            more = self.channels[row], self.dtypes[row], self.widths[row]
+            details = self.channels[row], self.dtypes[row], self.widths[row]
             overflowed = self.overflowed and ROLES[site.role].is_gradient
-            self._made[row] = Reading(site, moments, statistics, self.histograms[row], self.stage, overflowed, *more)
+            self._made[row] = Reading(site, moments, statistics, self.histograms[row], self.stage, overflowed, *details)
         return self._made[row]
 
     def scalars(self) -> dict[str, float]:

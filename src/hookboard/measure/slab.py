@@ -266,8 +266,8 @@ class Agreement:
             known = self._extents.get(site)
             if known is None or extent.width not in (0, known.width) or extent.has_bins > known.has_bins:
                 new[site] = extent
-        told = torch.tensor([bool(new), *flags], dtype=torch.float64, device="cpu")
-        is_new, *flags = self._ranks.max(told).tolist()
+        numbers = torch.tensor([bool(new), *flags], dtype=torch.float64, device="cpu")
+        is_new, *flags = self._ranks.max(numbers).tolist()
         if is_new:
             for site, (width, has_bins, dtype) in self._ranks.union(new.items()):
                 known = self._extents.get(site, Extent())

@@ -198,8 +198,8 @@ def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
             # A copy for each: one that works in place would change the training, and what the next one sees.
             # Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself.
             copy = tensor.clone()
-            given = copy if type(copy) is type(tensor) else tensor
-            number = torch.as_tensor(statistic.measure(given), dtype=torch.float64, device=device)
+            argument = copy if type(copy) is type(tensor) else tensor
+            number = torch.as_tensor(statistic.measure(argument), dtype=torch.float64, device=device)
             if number.numel() != 1:
                 raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
             found.append(number.detach().reshape(()) * (tensor.numel() if statistic.merge == "mean" else 1))
@@ -263,10 +263,10 @@ class Plan:
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
     """Make the `Plan` for the argument `statistics=`; the caller measures `also_valid`, which errors list too."""
-    given = as_list(statistics)
-    own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
-    check_differ("statistics", given, [*(statistic.name for statistic in own), *also_valid])
-    names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and _is_built_in(s)))
+    several = as_list(statistics)
+    own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in several if not _is_built_in(s)]
+    check_differ("statistics", several, [*(statistic.name for statistic in own), *also_valid])
+    names = tuple(dict.fromkeys(s for s in several if isinstance(s, str) and _is_built_in(s)))
     return Plan(names, tuple(own))
 
 

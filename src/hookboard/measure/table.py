@@ -174,10 +174,10 @@ class Table:
             own = own_numbers(self._plan.own, tensor)
             slot.own = own if slot.own is None else joined(self._plan.own, slot.own, own)
 
-    def _measure_anew(self, slot: Slot, given: Tensor, minus: Tensor | None, key: object) -> None:
+    def _measure_anew(self, slot: Slot, whole: Tensor, minus: Tensor | None, key: object) -> None:
         """Find out how to read a tensor, and measure it; what a kernel reads as it is needs that only once."""
         # Its part first, as of its copy from before the step: a parameter of a subclass may become a plain tensor.
-        tensor = self.part(given) if slot.traits.of_parameter else given
+        tensor = self.part(whole) if slot.traits.of_parameter else whole
         tensor = tensor.detach() if tensor.requires_grad else tensor
         part = own_part(tensor, of_parameter=slot.traits.of_parameter)
         if part is None:
@@ -225,7 +225,7 @@ class Table:
             if key is not None and numbers is tensor:
                 if len(slot.readers) >= MOST_READERS:
                     slot.readers.clear()
-                slot.readers[key] = width, form, of_all, tensor.data_ptr() != given.data_ptr()
+                slot.readers[key] = width, form, of_all, tensor.data_ptr() != whole.data_ptr()
             slab.measure(slot, of_all if slot.is_mixed else form, numbers, minus)
         else:
             slab.measure_by_torch(slot, numbers, dim)

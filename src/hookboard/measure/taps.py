@@ -191,12 +191,12 @@ class _ModuleTap:
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor)
 
-    def _guarded(self, show: Callable[..., object], *given: Any) -> None:
+    def _guarded(self, show: Callable[..., object], *arguments: Any) -> None:
         """Call `show(*given)`, but not in own calls; an error gives a warning, and nothing is shown from then on."""
         if self._is_off or own_calls:
             return
         try:
-            show(*given)
+            show(*arguments)
         except Exception as error:  # raised in a hook, it would end the training
             self.causes.update(dict.fromkeys(self._roles, f"could not be read: {error}"))
             self._is_off = True

@@ -22,15 +22,15 @@ _STARS = {"*": r"([^.]*)", "**": r"(.*)", "**.": r"((?:.+\.)?)"}
 MAX_STARS = 4
 
 
-def parted(given: Iterable[T]) -> tuple[list[T], list[T]]:
+def parted(patterns: Iterable[T]) -> tuple[list[T], list[T]]:
     """Split what a user has given into what is included, such as a class, and what a leading `!` excludes, without it.
 
     >>> parted(["layers.*", "!layers.0"])
     (['layers.*'], ['layers.0'])
     """
-    given = list(given)
-    excluded: list[Any] = [one for one in given if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX)]
-    return [one for one in given if one not in excluded], [one.removeprefix(EXCLUDE_PREFIX) for one in excluded]
+    patterns = list(patterns)
+    excluded: list[Any] = [one for one in patterns if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX)]
+    return [one for one in patterns if one not in excluded], [one.removeprefix(EXCLUDE_PREFIX) for one in excluded]
 
 
 def is_pattern(name: str) -> bool:

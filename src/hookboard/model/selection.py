@@ -146,5 +146,5 @@ def _nothing_left(modules: Patterns | None, types: Types | None, owning: str) ->
     what = "a forward of its own to hook" if owning == "forward" else "parameters of its own"
     if modules is None and types is None:
         return NothingToSelectError(f"the model has no module with {what}")
-    given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
-    return ValueError(f"{given} selects no module: none with {what} matches.")
+    arguments = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
+    return ValueError(f"{arguments} selects no module: none with {what} matches.")

@@ -25,20 +25,20 @@ _COPIED = (Tensor, np.ndarray, dict, list, tuple, set, deque, *_GENERATORS)
 
 
 @contextmanager
-def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
+def same_state(*owners: Any, with_weights: bool = False) -> Iterator[None]:
     """Put back what modules, parameters and dicts, such as `vars()` of an object, hold when the context ends."""
     # Inside the context, a `copy.deepcopy` replaces what buffers and attributes hold, and gradients are None. What
     # cannot be copied, or is no `_COPIED`, is shared: what the code does to that stays. Of the modules' parameters,
     # values are put back only `with_weights`.
-    roots = [one for one in held if isinstance(one, nn.Module)]
+    roots = [one for one in owners if isinstance(one, nn.Module)]
     modules = [part for root in roots for part in modules_in(root).values()]
     own = [p for root in roots for p in parameters_in(root).values()]
-    weights = [one for one in held if isinstance(one, nn.Parameter)] + (own if with_weights else [])
+    weights = [one for one in owners if isinstance(one, nn.Parameter)] + (own if with_weights else [])
     # Torch refuses to write what is no leaf, as in a copy of a scripted module, or was made in inference mode.
     weights = [weight for weight in weights if not is_lazy(weight) and weight.is_leaf and not weight.is_inference()]
     memo: dict[int, Any] = {id(one): one for one in (*modules, *own, *weights)}
     # A TorchScript module's buffers are no dict, and stay.
-    attributes = [one for one in (*map(vars, modules), *map(buffers_of, modules), *held) if isinstance(one, dict)]
+    attributes = [one for one in (*map(vars, modules), *map(buffers_of, modules), *owners) if isinstance(one, dict)]
     # Some models add hooks or layers when they are called first, and note that they have.
     parts = [part for module in modules for name in _OF_TORCH if isinstance(part := vars(module).get(name), dict)]
     dicts = [(one, dict(one)) for one in (*attributes, *parts)]
@@ -115,8 +115,8 @@ def are_unchanged(weights: Mapping[str, Parameter], modules: Mapping[str, nn.Mod
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """Return the weights that this optimizer updates."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: weight for name, weight in weights.items() if id(weight) in held}
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {name: weight for name, weight in weights.items() if id(weight) in stepped}
 
 
 def why_silent(weight: Parameter) -> str:

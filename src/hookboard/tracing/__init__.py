@@ -1,6 +1,15 @@
 """Follows a training step from the batch to the loss, asks questions of it, and finds its first NaN.
 
-`program.py` records the calls, and `questions.py` asks each question of them: in a fit by `live_step.py`, in a step of
-its own by `audit` (`step.py`), which puts the model back. `black_box.py` notices a NaN or Inf, and `bad_operation.py`
-finds in the graph of the loss where it came from.
+The first step of a run:
+
+1. `LiveStep` (`live_step.py`) begins before the batch, and puts a `StepTrace` (`program.py`) on torch's stack of
+   modes. It records each call that the step makes: an `Op` with its line, its module and the `Value`s (`calls.py`).
+   The tensors themselves are not kept, but where a call is one that a question will be about, an observer notes them.
+2. Before each backward pass the calls behind the loss are a `TracedStep`, and all questions are asked of it
+   (`questions.py` lists them). Some ask the graph of the loss for gradients of its parts (`PartialGraph`).
+3. The step goes on: what the optimizers hold and what becomes of the gradients is noted (`ledger.py`).
+4. `LiveStep.end` gives the findings to the judge in its `StepFacts`, beside what rules must know of the step.
+
+`audit` (`step.py`) asks the same of a step of its own, and puts the model back. In later steps `black_box.py` watches
+for a NaN or Inf, and `bad_operation.py` finds in the graph of the loss where it came from.
 """

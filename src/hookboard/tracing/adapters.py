@@ -54,12 +54,12 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
     down, source = product_of(passed) if up else (None, value)
     if up is None or down is None:
         return None
-    weight, given = product_of(beside)
+    weight, reduced = product_of(beside)
     while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):  # other adapters
         beside = beside.op.inputs[0]
-        weight, given = product_of(beside)
-    start = _scaled(source, drops=True, until=given.origin)
-    if weight is None or weight[1].requires_grad or start is not given.origin:
+        weight, reduced = product_of(beside)
+    start = _scaled(source, drops=True, until=reduced.origin)
+    if weight is None or weight[1].requires_grad or start is not reduced.origin:
         return None
     shapes = [one[0].of(torch.empty(one[1].shape, device="meta")).shape for one in (weight, down, up)]
     if shapes[0] != (shapes[2][0], shapes[1][1]) or shapes[1][0] != shapes[2][1]:
@@ -88,14 +88,14 @@ def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
         return None, value
     if any(op.arguments.get(name, 1) != 1 for name in ("alpha", "beta")):
         return None, value
-    source, held = op.inputs[-2:] if op.name == "addmm" else op.inputs[:2]
+    source, factor = op.inputs[-2:] if op.name == "addmm" else op.inputs[:2]
     is_flipped = op.name != "linear"
-    while held.parameter is None and held.op is not None and held.op.name in RESHAPES and held.op.inputs:
-        is_flipped ^= held.op.name in ("t", "T", "mT", "transpose")
-        held = held.op.inputs[0]
-    if held.parameter is None or len(held.shape) != 2:
+    while factor.parameter is None and factor.op is not None and factor.op.name in RESHAPES and factor.op.inputs:
+        is_flipped ^= factor.op.name in ("t", "T", "mT", "transpose")
+        factor = factor.op.inputs[0]
+    if factor.parameter is None or len(factor.shape) != 2:
         return None, value
-    return (Factor(held.parameter, is_flipped), held), source
+    return (Factor(factor.parameter, is_flipped), factor), source
 
 
 def adapters(done: TracedStep) -> Iterator[Finding]:

@@ -105,7 +105,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     # No code of the user runs: nodes of custom functions, and tensors that hooks have packed, are left out.
     nodes, finite = nodes_behind(loss), set[Edge]()
     places = _places(nodes, model, programs)
-    taker, start, given = _first_met(nodes, finite) or (None, (loss.grad_fn, 0), None)
+    taker, start, output = _first_met(nodes, finite) or (None, (loss.grad_fn, 0), None)
     found = _makers_before(start, finite) if nodes else None
     if found is None:
         return None
@@ -115,9 +115,9 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     # Operations on one line have one place; without a line, one operation has, such as both factors of a product.
     if len({(places[node].module, places[node].line or operation_of(node)) for node in makers}) == 1:
         call, names = _Call(makers[-1]), [*dict.fromkeys(map(operation_of, makers))]
-        given = call.computed() if given is None and len(names) == 1 else given
-        taken = {name: one for name, one in call.taken.items() if is_finite(one)}
-        return BadOperation(names, "made", places[call.node], taken, given, is_last=call.node is loss.grad_fn)
+        output = call.computed() if output is None and len(names) == 1 else output
+        inputs = {name: one for name, one in call.taken.items() if is_finite(one)}
+        return BadOperation(names, "made", places[call.node], inputs, output, is_last=call.node is loss.grad_fn)
     likely = sorted({*(certain or possible)} - {taker}, key=order.__getitem__)
     earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
     if is_open:
@@ -127,7 +127,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     if taker is None:
         return BadOperation((), "took", CallPlace(), {}, None, earlier) if earlier else None
     how: _How = "may have made" if taker in possible else "took"
-    return BadOperation([operation_of(taker)], how, places[taker], {}, given, earlier)
+    return BadOperation([operation_of(taker)], how, places[taker], {}, output, earlier)
 
 
 def _first_met(nodes: Sequence[Node], finite: set[Edge]) -> tuple[Node, Edge, Tensor] | None:

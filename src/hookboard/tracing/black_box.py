@@ -113,15 +113,15 @@ def _has_one_factor(node: Node) -> bool:
 
 def _values_of(node: Node, saved: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the value of each element before the mean, and which of them count, same shape."""
-    name, given = _LOSSES[operation_of(node)], saved["self"]
+    name, saved_input = _LOSSES[operation_of(node)], saved["self"]
     if name in ("pow", "abs"):
         exponent = number_saved_by(node, "exponent", 1)
-        values = given.abs() if name == "abs" else given.pow(exponent)
+        values = saved_input.abs() if name == "abs" else saved_input.pow(exponent)
         return values, torch.ones_like(values, dtype=torch.bool)
     target = saved["target"]
     options: dict[str, Any] = {key: saved[key] for key in _TENSORS if key in saved}
     options |= {key: number_saved_by(node, key) for key in _NUMBERS.get(name, ())}
-    values = getattr(nn.functional, name)(given, target, reduction="none", **options)
+    values = getattr(nn.functional, name)(saved_input, target, reduction="none", **options)
     counts = target != options["ignore_index"] if name == "nll_loss" else torch.ones_like(values, dtype=torch.bool)
     return values, counts.view_as(values)
 

@@ -72,7 +72,7 @@ class Op:
     @functools.cached_property
     def inputs(self) -> "list[Value]":
         """The values of all tensors among the arguments, also of those in lists."""
-        return [value for given in self.arguments.values() for value in _values_in(given)]
+        return [value for argument in self.arguments.values() for value in _values_in(argument)]
 
 
 @dataclass(eq=False)
@@ -122,13 +122,13 @@ Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 """Called after a function with the call, its arguments that are tensors, and its results; returns `Op.seen`."""
 
 
-def _values_in(given: Any) -> "Iterator[Value]":
-    if isinstance(given, Value):
-        yield given
-    elif isinstance(given, slice):
-        yield from _values_in((given.start, given.stop, given.step))
-    elif isinstance(given, list | tuple):
-        for part in given:
+def _values_in(argument: Any) -> "Iterator[Value]":
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, slice):
+        yield from _values_in((argument.start, argument.stop, argument.step))
+    elif isinstance(argument, list | tuple):
+        for part in argument:
             yield from _values_in(part)
 
 

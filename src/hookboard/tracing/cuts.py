@@ -57,9 +57,9 @@ def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
     """Return which calls take the results of `CUTS`."""
     takers: dict[Value, list[Op]] = {}
     for op in done.step.ops:
-        for given in op.inputs:
-            if given.op is not None and given.op.name in CUTS:
-                takers.setdefault(given, []).append(op)
+        for value in op.inputs:
+            if value.op is not None and value.op.name in CUTS:
+                takers.setdefault(value, []).append(op)
     return takers
 
 

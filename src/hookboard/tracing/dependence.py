@@ -27,11 +27,11 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 def _count_of(done: TracedStep) -> int:
     """Return how many samples the batch has; 0 if its tensors do not tell."""
-    given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
-    shapes = [value.shape for value in given]
+    leaves = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
+    shapes = [value.shape for value in leaves]
     # One number for each sample tells, or nothing but matrices of real numbers.
     counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
-    if all(len(value.shape) == 2 and value.path in done.step.float_paths for value in given):
+    if all(len(value.shape) == 2 and value.path in done.step.float_paths for value in leaves):
         counts |= {shape[0] for shape in shapes}
     first = counts or {shape[0] for shape in shapes if shape}
     # Pictures have their samples first; sequences may have them second, but then all tensors have.
@@ -135,10 +135,10 @@ def _order_in(value: Value, count: int) -> str:
 
 def _is_cut_anew(value: Value, count: int) -> bool:
     """Return True if a view has put the batch into another dimension without moving elements."""
-    given = value.op.inputs[0].shape if value.op is not None and len(value.op.inputs) == 1 else ()
-    if value.op is None or value.op.name not in ("view", "reshape") or given[:1] != (count,):
+    shape = value.op.inputs[0].shape if value.op is not None and len(value.op.inputs) == 1 else ()
+    if value.op is None or value.op.name not in ("view", "reshape") or shape[:1] != (count,):
         return False
-    return count in value.shape[1:] and value.shape[0] not in itertools.accumulate(given, operator.mul)
+    return count in value.shape[1:] and value.shape[0] not in itertools.accumulate(shape, operator.mul)
 
 
 def _mixes(graph: PartialGraph, end: Value, starts: Sequence[Value], count: int) -> bool:
@@ -185,8 +185,8 @@ def _has_samples(first: Value, count: int) -> bool:
 
 
 def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
-    given = [one for one in op.inputs if one.of_batch and graph.has(one)]
-    return bool(given) and any(graph.has(one) and _mixes(graph, one, given, count) for one in op.results)
+    of_batch = [one for one in op.inputs if one.of_batch and graph.has(one)]
+    return bool(of_batch) and any(graph.has(one) and _mixes(graph, one, of_batch, count) for one in op.results)
 
 
 def _taken_by(op: Op) -> list[Value]:
@@ -195,16 +195,18 @@ def _taken_by(op: Op) -> list[Value]:
 
 def _is_meant(op: Op, count: int) -> bool:
     """Return True if a call shows that it mixes samples on purpose."""
-    result, given = op.results[0], _taken_by(op)
-    number, first = result.shape.count(count), given[0].shape
-    others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
+    result, from_batch = op.results[0], _taken_by(op)
+    number, first = result.shape.count(count), from_batch[0].shape
+    others = [one for one in op.inputs if one not in from_batch and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
     is_one = math.prod(result.shape) == count or (len(first) == 3 and 1 in first[:2])  # one list, or one sequence
-    is_whole = any(not layouts_of(one, count) for one in given) or number < first.count(count)  # of the whole batch
+    is_whole = any(not layouts_of(one, count) for one in from_batch) or number < first.count(
+        count
+    )  # of the whole batch
     is_pairs = number > max(1, first.count(count)) or result.shape == (count,) * 2
     is_target = any(one.path is not None for one in others)
-    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
+    return len(set(from_batch)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
 
 
 def _finding(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
@@ -300,13 +302,13 @@ class DataInput(NamedTuple):
     tensor: Tensor  # the argument, detached; of a DTensor what this rank has
 
 
-def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
+def note_input(op: Op, tensors: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
     """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
-    name = next(iter(given), "")
+    name = next(iter(tensors), "")
     value = op.arguments.get(name)
-    if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
+    if not isinstance(value, Value) or value.of_parameters or not tensors[name].is_floating_point():
         return None
-    return DataInput(op, value, local(given[name].detach()))
+    return DataInput(op, value, local(tensors[name].detach()))
 
 
 _NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"})
@@ -314,7 +316,7 @@ _NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "
 
 def taken_by_weights(done: TracedStep) -> dict[str, float]:
     """Map each tensor of the batch, by path, to the RMS with which weights take it, unless they take it as it is."""
-    sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
+    sizes, unknown, codes = dict[str, list[float]](), set[str](), set[str]()
     of_loss, rms = set(loss_part(done.loss)), dict[Value, float]()
     for op in done.step.ops:
         meets_weights = op not in of_loss and op.name not in _NORMS and any(one.of_parameters for one in op.inputs)
@@ -325,7 +327,7 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
             if op.name == "embedding":
                 codes |= paths
             elif value.origin.path is not None:
-                given |= paths
+                unknown |= paths
             else:
                 if paths and value not in rms:  # a mask meets each layer
                     is_it = isinstance(op.seen, DataInput) and op.seen.value is value
@@ -334,8 +336,8 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
                     sizes.setdefault(path, []).append(rms[value])
     # Of several the one farthest from 1; 1 if no weights take it, or an embedding does, as codes.
     taken = {path: max(each, key=lambda size: abs(math.log(size))) for path, each in sizes.items() if min(each) > 0}
-    known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or given else {}
-    known = {path: size for path, size in (known | taken).items() if path not in given}
+    known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or unknown else {}
+    known = {path: size for path, size in (known | taken).items() if path not in unknown}
     return known | dict.fromkeys(codes, 1.0)
 
 

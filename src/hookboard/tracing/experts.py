@@ -43,9 +43,9 @@ class Choice(NamedTuple):
     is_coarse: bool  # whether rounding to 16 bits or less may make scores equal
 
 
-def note_choice(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Choice | None:
+def note_choice(op: Op, tensors: Mapping[str, Tensor], results: Sequence[Tensor]) -> Choice | None:
     """Return what a call picks along the last dimension of the scores that a layer gives; None for other calls."""
-    scores, picked = next(iter(given.values())).detach(), results[-1]
+    scores, picked = next(iter(tensors.values())).detach(), results[-1]
     place, usual = ("2", -1) if op.name == "topk" else ("1", None)
     dim = op.arguments.get("dim", op.arguments.get(place, usual))
     count, picks = scores.shape[-1] if scores.dim() > 1 else 0, 1 if op.name == "argmax" else picked.shape[-1]
@@ -159,14 +159,14 @@ def _are_picked(among: Experts, choice: Op, step: StepTrace) -> bool:
     behind = dict[int, int]()  # by value, as bits: what the choice has a part in, and what each of the parts has
     is_picked = False
     for op in step.ops:
-        given = [behind.get(id(value), 0) for value in op.inputs]
-        bits = functools.reduce(operator.or_, given, 0)
+        parts = [behind.get(id(value), 0) for value in op.inputs]
+        bits = functools.reduce(operator.or_, parts, 0)
         if isinstance(op.seen, Choice) and bits & ~_CHOSEN:
             return is_picked  # the next choice, by scores that depend on them; or this one, as of the best class: False
         own = _parts_at(op, among)
         if own and bits & ~_CHOSEN & ~own:
             return False  # these are blocks of a network: each takes what another gives
-        joins = [each for each, value in zip(given, op.inputs, strict=True) if value.shape]
+        joins = [each for each, value in zip(parts, op.inputs, strict=True) if value.shape]
         is_joined = any(each & _CHOSEN for each in joins) and any(each & ~_CHOSEN for each in joins)
         is_picked |= bool(own and bits & _CHOSEN) or (is_joined and any(value.shape for value in op.results))
         bits |= own | (_CHOSEN if op is choice else 0)

@@ -111,15 +111,15 @@ def backward_event(spoiled: Mapping[str, str], after: str, now: Moment, is_avera
 
 def parameter_event(name: str, values: Tensor, now: Moment, stepped: Moment | None) -> Nonfinite:
     """Describe a weight that was not finite before the forward pass, as an event of the last step, or of the start."""
-    held, module = described([values]), name.rpartition(".")[0]
+    counts, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
-        evidence = f"In the parameter {name!r}, {held} before the first optimizer step of this fit."
+        evidence = f"In the parameter {name!r}, {counts} before the first optimizer step of this fit."
         advice = "Check the initialization, and the checkpoint that was loaded."
         return Nonfinite(module, "start", now.step, now.batch_idx, evidence, advice)
     finite = f"; the loss of that step was finite ({stepped.loss:.3g})" if math.isfinite(stepped.loss) else ""
     evidence = (
         f"After the optimizer step of step {stepped.step}, batch {stepped.batch_idx}, the parameter {name!r} is not "
-        f"finite ({held}){finite}."
+        f"finite ({counts}){finite}."
     )
     advice = "Lower the learning rate, or clip gradients; check the optimizer's eps and the gradients of that step."
     if values.dtype is torch.float16:
@@ -146,15 +146,15 @@ def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
 
 def described(tensors: Sequence[Tensor]) -> str:
     """Describe the values of all these tensors that are not finite: "3 of 128 values are NaN and 1 of ..."."""
-    held = [local(tensor.detach()) for tensor in tensors]
-    of = f"of {sum(one.numel() for one in held)} values"
-    nan, inf = (sum(int(kind(one).sum()) for one in held) for kind in (torch.isnan, torch.isinf))
+    shards = [local(tensor.detach()) for tensor in tensors]
+    of = f"of {sum(one.numel() for one in shards)} values"
+    nan, inf = (sum(int(kind(one).sum()) for one in shards) for kind in (torch.isnan, torch.isinf))
     return " and ".join(filter(None, [_counted(nan, of, "NaN"), _counted(inf, of, "Inf")]))
 
 
 def _largest(tensor: Tensor) -> float:
-    held = local(tensor).abs()
-    return float(held.max()) if held.numel() else 0.0
+    sizes = local(tensor).abs()
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
 _LOWEST = {"log": 0, "log2": 0, "log10": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, "pow": 0}
@@ -163,15 +163,15 @@ _LOWEST = {"log": 0, "log2": 0, "log10": 0, "log1p": -1, "sqrt": 0, "rsqrt": 0, 
 
 def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
-    name, first, given = origin.names[-1], origin.taken.get("self"), origin.given
+    name, first, output = origin.names[-1], origin.taken.get("self"), origin.given
     if origin.how == "took":
         return "", ""
     if first is not None and not first.numel():
         return "it is the mean of an empty tensor", "Skip this term when nothing is selected."
-    if name.startswith("nll_loss") and given is not None and bool(torch.isnan(given).all()):
+    if name.startswith("nll_loss") and output is not None and bool(torch.isnan(output).all()):
         return "all its targets are ignored", "Skip batches whose targets are all `ignore_index`."
     if name in SOFTMAXES:
-        rows = 0 if given is None else int(torch.isnan(local(given)).all(-1).sum())
+        rows = 0 if output is None else int(torch.isnan(local(output)).all(-1).sum())
         if not rows or origin.how != "made":
             return "", "Look for a row that is fully masked, or for a NaN or Inf in the input of the softmax."
         said = "1 row is" if rows == 1 else f"{rows} rows are"
@@ -188,8 +188,8 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     advice = f"Clamp its input above {least}" + (", or check the exponent." if name == "pow" else ".")
     if first is not None:
         is_low = first <= least
-        if given is not None and given.shape == first.shape:  # a power may have overflowed elsewhere
-            is_low &= torch.isnan(given) | (torch.isinf(given) & (first == least))
+        if output is not None and output.shape == first.shape:  # a power may have overflowed elsewhere
+            is_low &= torch.isnan(output) | (torch.isinf(output) & (first == least))
         low = _counted(int(is_low.sum()), f"of its {first.numel()} inputs", f"{least} or less")
         if name in ("log", "log2", "log10") and bool((first < 0).any()):
             advice += " If it is given logits, apply softmax or sigmoid first, or use a loss that takes logits."

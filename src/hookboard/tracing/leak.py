@@ -59,9 +59,9 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         before = (rows[:, :, None] == rows[:, None]).int().argmax(1)  # where the token stands first
         again = before != torch.arange(rows.shape[1], device=rows.device)
         here = outputs[: len(rows), : rows.shape[1]]
-        apart = (here - here.take_along_dim(before[:, :, None], 1)).abs().amax(2)
+        distances = (here - here.take_along_dim(before[:, :, None], 1)).abs().amax(2)
         spread = (outputs - outputs.mean((0, 1))).abs().max()
-        if not bool(again.any()) or not bool(apart[again].max() <= SAME * spread) or not bool(spread > 0):
+        if not bool(again.any()) or not bool(distances[again].max() <= SAME * spread) or not bool(spread > 0):
             continue  # dropout, and all else that is drawn, hides it too
         sample, other = again.nonzero()[0].tolist()
         first = int(before[sample, other])
@@ -117,10 +117,10 @@ def _columns_of(done: TracedStep, call: LossCall, seen: object) -> list[int]:
     """Return which columns of the data that a linear layer takes are targets that its output is compared with."""
     if not isinstance(seen, DataInput) or seen.op.name != "linear" or not done.graph.has(seen.op.results[0]):
         return []
-    given, wanted = seen.tensor, call.wanted.detach()
-    if given.dim() < 2 or len(given) != len(wanted) or not 1 < given[0].numel() <= MAX_COLUMNS:
+    rows, wanted = seen.tensor, call.wanted.detach()
+    if rows.dim() < 2 or len(rows) != len(wanted) or not 1 < rows[0].numel() <= MAX_COLUMNS:
         return []
-    columns, targets = given.reshape(len(given), -1), wanted.reshape(len(wanted), -1)[:, :MAX_TARGETS]
+    columns, targets = rows.reshape(len(rows), -1), wanted.reshape(len(wanted), -1)[:, :MAX_TARGETS]
     telling = [i for i, column in enumerate(targets.T) if _bits_in(column) >= ENOUGH_BITS]
     equal = ((i, (targets[:, i] == columns.T).all(1).nonzero().flatten().tolist()) for i in telling)
     exact = [(i, same[0]) for i, same in equal if same]
@@ -253,12 +253,12 @@ def _is_cut_at_front(value: Value, lengths: range) -> bool:
 
 def _is_read_twice(source: Value, output: Value) -> bool:
     """Return True if layers take the source in two ways, as an encoder, which sees all of it, and a decoder do."""
-    taken = list[tuple[Value, tuple[str, ...]]]()
+    readers = list[tuple[Value, tuple[str, ...]]]()
     for op in {value.op for value in output.ancestors() if value.op is not None}:
         weights = tuple(one.parameter for one in op.inputs if one.parameter is not None)
         of_batch = [one for one in op.inputs if one.of_batch and not one.of_parameters]
-        taken += [(one, weights) for one in of_batch if weights and source in one.ancestors()]
-    return len({one for one, _ in taken}) > 1 or len({weights for _, weights in taken}) < len(taken)
+        readers += [(one, weights) for one in of_batch if weights and source in one.ancestors()]
+    return len({one for one, _ in readers}) > 1 or len({weights for _, weights in readers}) < len(readers)
 
 
 def _seen_from(done: TracedStep, ahead: Ahead, position: int) -> set[int] | None:

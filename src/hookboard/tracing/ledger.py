@@ -40,9 +40,9 @@ def kind_of(term: Value) -> object:
         if op in seen:
             continue
         seen.add(op)
-        own = {given.parameter for given in op.inputs if given.parameter is not None}
+        own = {value_in.parameter for value_in in op.inputs if value_in.parameter is not None}
         names |= own
-        waiting += [] if own else [given.op for given in op.inputs if given.op is not None]
+        waiting += [] if own else [value_in.op for value_in in op.inputs if value_in.op is not None]
     return term.op.name, term.op.place, term.requires_grad, frozenset(names)
 
 
@@ -62,7 +62,7 @@ def _is_nothing(value: Value) -> bool:
     return (
         op is not None
         and op.name in MULTIPLYING
-        and any(given == 0 for given in op.arguments.values() if isinstance(given, int | float))
+        and any(argument == 0 for argument in op.arguments.values() if isinstance(argument, int | float))
     )
 
 
@@ -104,8 +104,8 @@ def _is_leaf(value: Value) -> bool:
 
 def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
     """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
-    held = (local(one) for one in gradients if one is not None)
-    return any(not can_be_read(one) or bool(one.any()) for one in held)
+    shards = (local(one) for one in gradients if one is not None)
+    return any(not can_be_read(one) or bool(one.any()) for one in shards)
 
 
 class Ledger:
@@ -140,9 +140,9 @@ class Ledger:
         """Note that an optimizer steps."""
         self.settle(ops)
         ids = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        held = {name: one for name, one in self._parameters.items() if id(one) in ids}
-        self.stepped = (self.stepped or set()) | {name for name, one in held.items() if any_not_zero([one.grad])}
-        self._use(set(held))
+        stepped = {name: one for name, one in self._parameters.items() if id(one) in ids}
+        self.stepped = (self.stepped or set()) | {name for name, one in stepped.items() if any_not_zero([one.grad])}
+        self._use(set(stepped))
 
     def settle(self, ops: Sequence[Op]) -> None:
         """Account for gradients that were read or thrown away since the last call."""
@@ -261,8 +261,8 @@ def classes_of(done: TracedStep) -> int:
     scaled = mean_behind(done.loss)
     picked = [] if scaled is None or not picks_log_probabilities(scaled.op) else [scaled.op.inputs[0].origin]
     behind = [value.op for value in done.loss.ancestors() if value.op is not None]
-    given = [op.inputs[0] for op in behind if op.name in ("cross_entropy", "nll_loss")]
-    return next((one.shape[:2][-1] for one in [*given, *picked] if one.requires_grad and one.shape), 0)
+    scores = [op.inputs[0] for op in behind if op.name in ("cross_entropy", "nll_loss")]
+    return next((one.shape[:2][-1] for one in [*scores, *picked] if one.requires_grad and one.shape), 0)
 
 
 def has_moving_target(done: TracedStep) -> bool:

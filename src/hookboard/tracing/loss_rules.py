@@ -90,19 +90,19 @@ class LossCall(NamedTuple):
         return torch.ones_like(wanted, dtype=torch.bool) if self.ignored is None else wanted != self.ignored
 
 
-def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+def _of_loss(op: Op, tensors: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
     """Return the call of a loss function that takes an `input` and a `target`; None for others."""
-    if {"input", "target"} <= given.keys():
+    if {"input", "target"} <= tensors.keys():
         output, target = op.arguments["input"], op.arguments["target"]
-        counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
-        weight = given.get("pos_weight", given.get("weight"))
-        return LossCall(op, output, target, given["input"].detach(), given["target"].detach(), counts_all, weight)
+        counts_all = op.arguments.get("reduction") != "none" and "weight" not in tensors
+        weight = tensors.get("pos_weight", tensors.get("weight"))
+        return LossCall(op, output, target, tensors["input"].detach(), tensors["target"].detach(), counts_all, weight)
     return None
 
 
-def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+def _of_difference(op: Op, tensors: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
     """Return a subtraction between a tensor that needs a gradient and one from the batch alone; None for others."""
-    pairs = list(zip(op.inputs, given.values(), strict=False))
+    pairs = list(zip(op.inputs, tensors.values(), strict=False))
     if len(pairs) == 2:
         for (output, values), (target, wanted) in (pairs, pairs[::-1]):
             if output.requires_grad and target.of_batch and not target.of_parameters:
@@ -499,7 +499,7 @@ def _limits_of(value: Value) -> tuple[float, float] | None:
         return None
     if op.name in ("clamp", "clip"):
         low, high = op.arguments.get("min", op.arguments.get("1")), op.arguments.get("max", op.arguments.get("2"))
-        is_plain = all(given is None or isinstance(given, int | float) for given in (low, high))
+        is_plain = all(limit is None or isinstance(limit, int | float) for limit in (low, high))
         return (-math.inf if low is None else low, math.inf if high is None else high) if is_plain else None
     if op.name == "hardtanh":  # ReLU6 calls it too
         return float(op.arguments.get("min_val", -1)), float(op.arguments.get("max_val", 1))

@@ -78,9 +78,9 @@ def _mode_of(op: Op) -> bool | None:
     """Return whether a call is in training mode; None if it has no mode."""
     if op.name not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return op.arguments.get("training")
-    given = [*op.arguments.values()]
-    share = next(place for place, one in enumerate(given) if isinstance(one, float))  # of what it drops
-    return bool(given[share + 1])
+    arguments = [*op.arguments.values()]
+    share = next(place for place, one in enumerate(arguments) if isinstance(one, float))  # of what it drops
+    return bool(arguments[share + 1])
 
 
 def _trained_with_modes(modules: Mapping[str, nn.Module], trained: Collection[str] = ()) -> dict[str, nn.Module]:
@@ -104,8 +104,8 @@ def _is_frozen_at(name: str, modules: Mapping[str, nn.Module], above: Collection
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    held = parameters_in(module).values()
-    return bool(held) and not any(parameter.requires_grad for parameter in held)
+    weights = parameters_in(module).values()
+    return bool(weights) and not any(parameter.requires_grad for parameter in weights)
 
 
 class Modes:

@@ -41,11 +41,11 @@ def findings_of_optimizers(
 ) -> Iterator[Finding]:
     """Yield findings on parameters that a gradient reaches (None: not known which) and that no optimizer has."""
     parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}
-    held = _held_by(optimizers)
-    outside = [one for one in outside if one.is_gone() or one.number not in held]
-    if reached is not None and held:
-        yield from _not_in_optimizer(held, parameters, reached, outside)
-    if outside and held:
+    stepped = _held_by(optimizers)
+    outside = [one for one in outside if one.is_gone() or one.number not in stepped]
+    if reached is not None and stepped:
+        yield from _not_in_optimizer(stepped, parameters, reached, outside)
+    if outside and stepped:
         yield from _not_in_model(outside, may_be_meant=not getattr(model, "automatic_optimization", True))
 
 
@@ -57,15 +57,15 @@ NOT_IN_OPTIMIZER = Rule("not_in_optimizer", None, of="step")
 
 
 def _not_in_optimizer(
-    held: Mapping[int, torch.Tensor],
+    in_optimizers: Mapping[int, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
     reached: Collection[str],
     outside: Sequence[Outsider],
 ) -> Iterator[Finding]:
     """Yield a finding on trained parameters that no optimizer holds, and one if no gradient reaches the model."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
-    left_out = [name for name, p in trained.items() if id(p) not in held]
-    stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
+    left_out = [name for name, p in trained.items() if id(p) not in in_optimizers]
+    stepped = sum(p.requires_grad and id(p) in in_optimizers for p in parameters.values())
     if stepped and outside and not reached:
         line = next((f", first used at {one.line}" for one in outside if one.line), "")
         yield Finding(
@@ -79,12 +79,12 @@ def _not_in_optimizer(
         )
     if not left_out:
         return
-    if not any(id(p) in held for p in parameters.values()):
-        if any(p.grad is not None for p in held.values()):
+    if not any(id(p) in in_optimizers for p in parameters.values()):
+        if any(p.grad is not None for p in in_optimizers.values()):
             return  # an input is trained, as in style transfer
         yield Finding(
             "",
-            f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
+            f"the optimizers hold {len(in_optimizers)} tensors, and none of them is a parameter of the model",
             "pass the optimizer the parameters of the model being trained, not those of an earlier copy",
             "alarm",
             is_hard=False,
@@ -92,7 +92,7 @@ def _not_in_optimizer(
         )
         return
     if len(left_out) == len(trained):
-        others = [p for p in parameters.values() if id(p) in held]
+        others = [p for p in parameters.values() if id(p) in in_optimizers]
         yield Finding(
             "",
             f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer; the optimizers "

@@ -203,7 +203,7 @@ class StepTrace(TorchFunctionMode):
                 return
             frame = frame.f_back
 
-    def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor], number: int) -> None:
+    def _after(self, args: Sequence[Any], returned: Any, op: Op, tensors: Mapping[str, Tensor], number: int) -> None:
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
         name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
         place = self._place() if results or name in CUTS or name == "retain_grad" else None
@@ -213,8 +213,8 @@ class StepTrace(TorchFunctionMode):
             raise NotReadError(f"it makes more than {MAX_OPS:,} calls, or {MAX_NODES:,} autograd nodes")
         op.place, op.number = place, returned if isinstance(returned, float) else None
         observer = self._observers.get(name)
-        if observer is not None and all(map(can_be_read, [*given.values(), *results])):
-            op.seen = computing_plainly(observer)(op, given, results)
+        if observer is not None and all(map(can_be_read, [*tensors.values(), *results])):
+            op.seen = computing_plainly(observer)(op, tensors, results)
         if not op.with_grad and any(value.requires_grad for value in op.inputs):
             op.checkpoint = self._checkpoint()
         self.ops.append(op)
@@ -288,17 +288,17 @@ class StepTrace(TorchFunctionMode):
         bits: dict[str, int] = {}
         behind: dict[int, int] = {}
         for op in self.ops:
-            given = 0
+            before = 0
             for value in op.inputs:
                 if value.op is not None:
-                    given |= behind.get(id(value.op), 0)
+                    before |= behind.get(id(value.op), 0)
                 elif value.path is None and value.parameter is None:
-                    given |= (1 << len(above)) - 1  # as of a compiled block: from any earlier layer
+                    before |= (1 << len(above)) - 1  # as of a compiled block: from any earlier layer
             name = op.place.module
             if name:
                 bits.setdefault(name, 1 << len(above))
-                above[name] = above.get(name, 0) | given
-            behind[id(op)] = given | bits.get(name, 0)
+                above[name] = above.get(name, 0) | before
+            behind[id(op)] = before | bits.get(name, 0)
         return Flow(above)
 
     def forget(self) -> None:

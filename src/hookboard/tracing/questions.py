@@ -107,13 +107,15 @@ class Reader:
         leaves = _leaves_of(loss)
         names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves or ()}
         # What the backward pass of a custom function does is unknown.
-        given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
-        self.reached |= given
+        with_gradient = (
+            self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
+        )
+        self.reached |= with_gradient
         graph = PartialGraph(nodes_behind(loss), self.step.numbers, loss.device, self.step.not_asked)
         still = still_terms(value, self._parameters, graph)
         # Those on which it depends with a gradient or without; not only through its targets, as those of a teacher.
         behind = functools.partial(weights_behind, value, self._parameters, graph, targets_of(value))
-        self.moving |= given | (self._trained & behind())
+        self.moving |= with_gradient | (self._trained & behind())
         self._moved = self._trained & behind(beyond_choices=False)
         without = self._trained - self.reached
         self.losses.append(TracedStep(self.step, value, self._trained, without, number, graph, still=still))

@@ -74,7 +74,7 @@ def _factor_of(op: Op, value: Value) -> float | None:
     if op.name in ("neg", "negative"):
         return -1.0
     numbers = [
-        given for given in op.arguments.values() if isinstance(given, int | float) and not isinstance(given, bool)
+        number for number in op.arguments.values() if isinstance(number, int | float) and not isinstance(number, bool)
     ]
     if op.name not in ("mul", "rmul", "div", "truediv") or len(numbers) != 1 or numbers[0] == 0:
         return None
@@ -141,8 +141,8 @@ class Product(NamedTuple):
     values: Tensor  # the output, detached
 
 
-def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
-    pairs = list(zip(op.inputs, given.values(), strict=False))
+def _of_product(op: Op, tensors: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
+    pairs = list(zip(op.inputs, tensors.values(), strict=False))
     for (output, values), (target, _) in (pairs, pairs[::-1]) if len(pairs) == 2 else ():
         is_dense = values.layout is torch.strided and values.is_floating_point() and not values.is_nested
         if output.requires_grad and target.of_batch and not target.of_parameters and is_dense and values.numel():

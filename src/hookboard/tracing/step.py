@@ -35,10 +35,10 @@ def undisturbed(
         for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
             until_end.enter_context(context)
         until_end.enter_context(same_random_state())
-        held = [module, *weights]
+        owners = [module, *weights]
         if is_whole_step and trainer is not None:
-            held += [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        until_end.enter_context(same_state(*held, with_weights=is_whole_step))
+            owners += [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        until_end.enter_context(same_state(*owners, with_weights=is_whole_step))
         if is_lightning(module, LightningModule):
             until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
         if trainer is not None:

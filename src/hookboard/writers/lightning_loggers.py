@@ -100,7 +100,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
         arrays = {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
         if arrays:  # of all tags, in one file of this step, or in another if there is one already
             system.makedirs(f"{folder}/histograms", exist_ok=True)
-            starts = (f"{entry.step:08}{more}" for more in ("", *(f"_{number}" for number in range(2, 1000))))
+            starts = (f"{entry.step:08}{suffix}" for suffix in ("", *(f"_{number}" for number in range(2, 1000))))
             paths = (f"{folder}/histograms/{start}.npz" for start in starts)
             with system.open(next(path for path in paths if not system.exists(path)), "wb") as file:
                 np.savez_compressed(file, **arrays)

@@ -20,7 +20,7 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
         return
     first, *others = run.now.apart
     who = f"{len(others)} other weights differ" if others[1:] else "".join(f"{one.weight} differs" for one in others)
-    more = f"; {who} too" if others else ""
+    and_others = f"; {who} too" if others else ""
     advice = "broadcast the weights from rank 0 to all ranks, and look for code that changes weights on some ranks only"
     gradients = ", but its gradients are the same on all ranks" if first.has_same_gradients else ""
     if first.has_same_gradients is False:
@@ -29,17 +29,17 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
             "average the gradients over the ranks: call the DistributedDataParallel module, not the model inside it, "
             "and exit no_sync() before the last backward pass of a step"
         )
-    evidence = f"{first.weight} differs between ranks{gradients}; the weight's RMS is {_rms(first)}{more}"
+    evidence = f"{first.weight} differs between ranks{gradients}; the weight's RMS is {_rms(first)}{and_others}"
     module = first.weight.rpartition(".")[0]
     yield Finding(module, evidence, advice, "alarm", len(run.now.apart), is_hard=True)
 
 
-def _rms(apart: Apart) -> str:
+def _rms(difference: Apart) -> str:
     for digits in range(3, MOST_DIGITS + 1):
-        each = [f"{rms:.{digits}g}" for _, rms in apart.groups]
+        each = [f"{rms:.{digits}g}" for _, rms in difference.groups]
         if len({*each}) == len(each):
             break
-    return listed((f"{rms} on {_named(ranks)}" for rms, (ranks, _) in zip(each, apart.groups, strict=True)), 3)
+    return listed((f"{rms} on {_named(ranks)}" for rms, (ranks, _) in zip(each, difference.groups, strict=True)), 3)
 
 
 def _named(ranks: Sequence[int]) -> str:

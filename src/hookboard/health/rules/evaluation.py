@@ -113,11 +113,11 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
             f"; the logged validation loss is {run.evaluation_losses[-1].value:.3g}, and the training loss "
             f"{run.losses.level():.3g} (if both are in the same units)"
         )
-    is_large, more, advice = _why(run, found)
+    is_large, origin, advice = _why(run, found)
     # Two evaluations in a row must show it. Running statistics that are on their way make it a note.
     is_alarm = len(found) > 1 and is_large and not _settle(run)
     severity: Severity = "alarm" if is_alarm else "note"
-    yield Finding(now.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
+    yield Finding(now.layer.name, evidence + origin, advice, severity, largest.size, is_hard=is_alarm)
 
 
 def _why(run: Run, found: Sequence[Gap]) -> tuple[bool, str, str]:
@@ -133,23 +133,23 @@ def _why(run: Run, found: Sequence[Gap]) -> tuple[bool, str, str]:
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
         moved = ", or the layer's weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        more = f"; the gap begins at the input, so the validation data or its handling differs{moved}"
+        origin = f"; the gap begins at the input, so the validation data or its handling differs{moved}"
         advice = "check how both are preprocessed, including in training_step (each must be normalized exactly once)"
         advice += ", and then the class balance" if run.losses.is_of_classifier else ""
-        return min(gap.size for gap in found) > OTHER_DATA_GAP, more, advice
+        return min(gap.size for gap in found) > OTHER_DATA_GAP, origin, advice
     if not may_differ(run, first):
-        more = "; this layer behaves the same in both, so either the weights change quickly or the data differ"
-        return False, more, data
+        origin = "; this layer behaves the same in both, so either the weights change quickly or the data differ"
+        return False, origin, data
     strange = _strange(list(run.comparisons)[-2:])
-    more = f"; the running statistics of {strange} match none of the recent batches" if strange else ""
+    origin = f"; the running statistics of {strange} match none of the recent batches" if strange else ""
     if strange and _settle(run):
-        more += ", but they have come closer since the previous validation"
+        origin += ", but they have come closer since the previous validation"
     if strange is False:
-        more = "; the running statistics match recent batches, so either they lag behind or the data differs"
+        origin = "; the running statistics match recent batches, so either they lag behind or the data differs"
     advice = (
         f"check the running statistics of normalization layers (momentum, evaluation mode), dropout, and {data[6:]}"
     )
-    return gaps[-1].size > GAP_NOTE / 2 and strange is not False, more, advice
+    return gaps[-1].size > GAP_NOTE / 2 and strange is not False, origin, advice
 
 
 def _is_validation_harmed(run: Run) -> bool | None:
@@ -180,12 +180,12 @@ def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | N
     known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
     if not known or not all(known):
         return None
-    apart = {
+    distances = {
         name: norm.before
         for name, norm in known[-1].items()
         if all(name in one and one[name].before > STRANGE_STATISTICS_DISTANCE for one in known)
     }
-    farthest = max(apart, key=lambda name: apart[name], default="")
+    farthest = max(distances, key=lambda name: distances[name], default="")
     return farthest or False
 
 

@@ -235,13 +235,13 @@ DROPOUT_FACTOR = 1.5
 def _dropped_share(run: Run, place: int) -> float:
     """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown."""
     output = run.now.of(run.layers[place].name, "output")
-    given = run.now.of(run.layers[place - 1].name, "output") if place else None
-    if output is None or given is None or output.moments.count != given.moments.count:
+    before = run.now.of(run.layers[place - 1].name, "output") if place else None
+    if output is None or before is None or output.moments.count != before.moments.count:
         return math.nan
-    left = given.moments.count - given.moments.zeros
+    left = before.moments.count - before.moments.zeros
     kept = (output.moments.count - output.moments.zeros) / left if left else math.nan
     # The layer before may not be its input: a dropout scales the sum of squares by 1 / (1 - share), a ReLU does not.
-    squares = (output.moments.rms**2, given.moments.rms**2)
+    squares = (output.moments.rms**2, before.moments.rms**2)
     is_scaled = kept * squares[0] <= DROPOUT_FACTOR * squares[1] and squares[1] <= DROPOUT_FACTOR * kept * squares[0]
     return 1 - kept if is_scaled or not kept else math.nan
 

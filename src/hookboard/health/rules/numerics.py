@@ -130,9 +130,9 @@ def _in_forward(run: Run, look: Look) -> Origin | None:
         if output is None:
             continue
         if _is_bad(output):
-            given = look.of(layer.name, "input")
-            went_in = "" if given is None else f"; its input was {_finite_or_not(given)}"
-            if given is None and before is not None:  # which need not be what it took
+            reading = look.of(layer.name, "input")
+            went_in = "" if reading is None else f"; its input was {_finite_or_not(reading)}"
+            if reading is None and before is not None:  # which need not be what it took
                 went_in = f"; the output of the layer before it, {before[0]!r}, was {_finite_or_not(before[1])}"
             place = Origin(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
             if not place.is_mask:

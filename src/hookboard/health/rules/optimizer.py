@@ -261,13 +261,13 @@ def _at_rest_since(run: Run) -> int | None:
 
 def _why_at_rest(run: Run) -> tuple[str, str] | None:
     """Return why no weight moves, and what to try; None if that is not known, as where LBFGS has converged."""
-    stepped, held = run.now.stepped, run.peak_rate
-    if run.now.frozen >= held.keys():
+    stepped, peaks = run.now.stepped, run.peak_rate
+    if run.now.frozen >= peaks.keys():
         return "none of them requires a gradient", "set requires_grad to True"
     if not stepped:
         return "no optimizer steps them", "check that step() is still called"
     rate = max(one.rate for one in stepped.values())
-    if rate <= STOPPED_RATE * max(held.values()):
+    if rate <= STOPPED_RATE * max(peaks.values()):
         return f"the learning rate is {rate:.2g}", "check how many steps the schedule is given"
     if not any(has_gradient(run.now, name) for name in stepped):
         return "no gradient reaches them", "check what the loss still depends on"

@@ -99,7 +99,7 @@ def is_used(run: Run, layer: Layer, units: int) -> bool:
     if any(shape == (units,) and other.kind in NORM_KINDS for other, shape in later):
         return True
     takes = [shape[1] for _, shape in later if len(shape) > 1]
-    return units in takes or (layer.kind != "linear" and any(taken % units == 0 for taken in takes))
+    return units in takes or (layer.kind != "linear" and any(size % units == 0 for size in takes))
 
 
 DEAD_SHARE_ALARM = 0.9
@@ -257,10 +257,10 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     flat = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
     biases = [name for name in flat if len(flat) == 1 or name.endswith("bias")]  # a norm has a gain too
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
-    given = run.first.of(dead.source.name, "output") if run.first else None
-    if bias is None or given is None:
+    source = run.first.of(dead.source.name, "output") if run.first else None
+    if bias is None or source is None:
         return "Check how this layer is initialized (its bias first), then the scale of its input."
-    if bias.moments.mean <= -BIAS_DEVIATIONS * given.moments.deviation:
+    if bias.moments.mean <= -BIAS_DEVIATIONS * source.moments.deviation:
         return f"Initialize the biases of this layer to 0, because their mean is {bias.moments.mean:.3g}."
     return (
         "Check how this layer is initialized and the scale of its input; LeakyReLU or GELU would keep such units alive."
