@@ -35,7 +35,7 @@ def check(option: str, value: Any, is_valid: Valid, valid: str, otherwise: str |
 def check_switches(**options: object) -> None:
     """Check that arguments are True or False."""
     for option, value in options.items():
-        check(option, value, lambda one: isinstance(one, bool | np.bool_), "True or False")
+        check(option, value, lambda switch: isinstance(switch, bool | np.bool_), "True or False")
 
 
 def check_whole(option: str, value: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
@@ -73,7 +73,7 @@ def is_finite(value: Any) -> bool:
 def check_text(**options: object) -> None:
     """Check that arguments are strings."""
     for option, value in options.items():
-        check(option, value, lambda one: isinstance(one, str), "a string")
+        check(option, value, lambda text: isinstance(text, str), "a string")
 
 
 def check_identifier(option: str, value: object) -> None:

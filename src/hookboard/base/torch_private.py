@@ -69,7 +69,7 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
             if hasattr(raw, "register_hooks") and getattr(raw, "unpack_hook", None) is None:
                 with suppress(RuntimeError):  # changed in place since it was saved
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
-    return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor) and has_memory(tensor)}
 
 
 def number_saved_by(node: Node, name: str, default: Any = None) -> Any:
@@ -83,8 +83,8 @@ def operator_named(name: str) -> tuple[Any, Mapping[str, str]]:
     """Return torch's operator of a name, and the types of the arguments of its longest form that changes nothing."""
     found = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"_{name}", None)
     forms = [] if found is None else [getattr(found, form)._schema for form in found.overloads()]
-    tensors = [one.arguments for one in forms if "Tensor" in str(one) and not one.is_mutable]
-    return found, {one.name: str(one.type) for one in max(tensors, key=len, default=[])}
+    tensors = [part.arguments for part in forms if "Tensor" in str(part) and not part.is_mutable]
+    return found, {part.name: str(part.type) for part in max(tensors, key=len, default=[])}
 
 
 def packs_saved_tensors() -> bool | None:
@@ -152,7 +152,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
-    attributes = [each for one in (module, *type(module).__mro__) for each in vars(one).values()]
+    attributes = [each for owner in (module, *type(module).__mro__) for each in vars(owner).values()]
     functions = [vars(each) for each in attributes if isinstance(each, types.FunctionType)]
     # A function that `torch.compiler.disable` returns has both.
     return is_compiled(module) or any(
@@ -263,7 +263,7 @@ def put_on_stack(mode: TorchFunctionMode) -> None:
 def take_off_stack(mode: TorchFunctionMode) -> bool:
     """Take a mode off this thread's stack of torch function modes; return False if it is not there."""
     modes = torch.overrides._get_current_function_mode_stack()
-    others = [one for one in modes if one is not mode]
+    others = [other for other in modes if other is not mode]
     if len(others) < len(modes):
         _stack(modes, others)
     return len(others) < len(modes)

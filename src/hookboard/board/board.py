@@ -99,7 +99,7 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
     """Return the verdicts on a layer, on the blocks that contain it, and those that name it; "" is the whole run."""
     names = {layer, *accumulate(layer.split("."), "{}.{}".format)}
-    return [one for one in run.verdicts if one["module"] in names or layer in one["names"]]
+    return [verdict for verdict in run.verdicts if verdict["module"] in names or layer in verdict["names"]]
 
 
 MAX_CELLS = 2_000_000
@@ -172,9 +172,9 @@ class Board:
 
     def map(self, run: LoggedRun, series: str, columns: int, against: tuple[LoggedRun, str] | None = None) -> Answer:
         """Return the values of a series, rows by steps; with `against` also those of its rows in another series."""
-        one = _series(run, series)
-        curves = self.curves(run, one)
-        rows = [row for row in run.rows[one.id] if row in curves]
+        shown = _series(run, series)
+        curves = self.curves(run, shown)
+        rows = [row for row in run.rows[shown.id] if row in curves]
         answer: Answer = {"run": run.name, "series": series}
         if against is not None:
             other, second = against[0], _series(*against)
@@ -186,7 +186,7 @@ class Board:
             rows = [row for row in rows if row not in missed]
         steps = columns_for((curves[row] for row in rows), max(min(columns, MAX_CELLS // max(len(rows), 1)), 1))
         answer["rows"] = rows
-        answer["modules"] = [run.layer_of(row, one.kind) for row in rows]
+        answer["modules"] = [run.layer_of(row, shown.kind) for row in rows]
         answer["steps"] = steps.tolist()
         answer["values"] = [json_cells(cells_of(curves[row], steps)) for row in rows]
         if against is not None:
@@ -221,15 +221,17 @@ class Board:
         columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}
         return {"tag": tag, "steps": last.steps.tolist(), **columns}
 
-    def curves(self, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
+    def curves(self, run: LoggedRun, series: Series) -> Mapping[str, Curve]:
         """Return the curve of each row of a series: of its tags that have scalars, or from the health record."""
-        return self._cache.get((self.source.experiment, run.name, one.id), run.token, lambda: self._read(run, one))
+        return self._cache.get(
+            (self.source.experiment, run.name, series.id), run.token, lambda: self._read(run, series)
+        )
 
-    def _read(self, run: LoggedRun, one: Series) -> dict[str, Curve]:
-        if not one.tags:
-            return _of_health(run, one)
-        scalars = self.source.scalars(run.name, one.tags.values())
-        return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
+    def _read(self, run: LoggedRun, series: Series) -> dict[str, Curve]:
+        if not series.tags:
+            return _of_health(run, series)
+        scalars = self.source.scalars(run.name, series.tags.values())
+        return {row: scalars[tag] for row, tag in series.tags.items() if tag in scalars}
 
 
 def json_text(answer: Any) -> str:
@@ -262,9 +264,9 @@ def _missed(
     return dict.fromkeys(lacking)
 
 
-def _of_health(run: LoggedRun, one: Series) -> dict[str, Curve]:
+def _of_health(run: LoggedRun, series: Series) -> dict[str, Curve]:
     """Return the curves of a quantity of the health record, which has NaN where there is no value."""
     assert run.health is not None
-    steps, values = np.asarray(run.health.steps, np.int64), run.health.values[one.statistic]
+    steps, values = np.asarray(run.health.steps, np.int64), run.health.values[series.statistic]
     rows = zip(run.health.layers, values, ~np.isnan(values), strict=True)
     return {layer: curve_of(steps[is_there], row[is_there]) for layer, row, is_there in rows}

@@ -137,7 +137,7 @@ def _verdicts(arguments: argparse.Namespace) -> int:
         _print([json.dumps(found, indent=2)])
     else:
         _print(line for run in runs for line in _verdict_lines(run))
-    warnings = [str(one.message) for one in caught]
+    warnings = [str(shown.message) for shown in caught]
     warnings += [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
     if not judged:
         warnings.append("hookboard: HealthMonitor watched none of these runs.")
@@ -204,13 +204,13 @@ def _wrapped(text: str, start: str) -> list[str]:
 def _run_lines(board: Board) -> Iterator[str]:
     """Yield the header and the lines of a table of runs; below a run stand the rules of its verdicts."""
     yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last point':16}  {'loss':24}  run"
-    for one in _worst_first(board):
-        name = one["name"]
-        alarms, notes = ("-" if count is None else str(count) for count in (one["alarms"], one["notes"]))
-        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["written"]))
+    for run in _worst_first(board):
+        name = run["name"]
+        alarms, notes = ("-" if count is None else str(count) for count in (run["alarms"], run["notes"]))
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["written"]))
         tag = loss_tag(board.source.last_scalars(name).get(name, {}))
-        loss = f"{float(one['loss']):.4g} {tag}" if tag else "-"
-        yield f"{alarms:>6} {notes:>6} {one['step']:>9}  {written}  {loss:24}  {name}"
+        loss = f"{float(run['loss']):.4g} {tag}" if tag else "-"
+        yield f"{alarms:>6} {notes:>6} {run['step']:>9}  {written}  {loss:24}  {name}"
         rules: dict[str, list[str]] = {}
         counted = Counter((verdict["severity"], verdict["rule"]) for verdict in board.logged_run(name).verdicts)
         for (severity, rule), count in counted.items():

@@ -205,11 +205,11 @@ def read(folder: str | os.PathLike[str]) -> ReadRun:
         )
     run = board.logged_run(names[0])
     readings = {}
-    for one in run.series.values():
-        curves = board.curves(run, one)
-        rows = [row for row in run.rows[one.id] if row in curves]
+    for series in run.series.values():
+        curves = board.curves(run, series)
+        rows = [row for row in run.rows[series.id] if row in curves]
         steps = columns_for((curves[row] for row in rows), np.iinfo(np.int64).max)
         values = [cells_of(curves[row], steps).values for row in rows]
-        readings[one.id] = Measured(tuple(rows), steps, np.array(values).reshape(len(rows), len(steps)))
+        readings[series.id] = Measured(tuple(rows), steps, np.array(values).reshape(len(rows), len(steps)))
     headline, verdicts = (run.health.headline, run.health.verdicts) if run.health else ("", ())
     return ReadRun(run.name, headline, tuple(verdicts), readings)

@@ -40,16 +40,16 @@ def _joined_records(earlier: HealthRecord, later: HealthRecord) -> HealthRecord:
     begin = min(later.steps)
     steps = tuple(step for step in earlier.steps if step < begin)
     verdicts, places = list(later.verdicts), dict[int, int]()
-    again = {(one["rule"], one["module"]): place for place, one in enumerate(verdicts)}
-    for place, one in enumerate(earlier.verdicts):
-        since, until = one["since"] or 0, one["until"]
+    again = {(verdict["rule"], verdict["module"]): place for place, verdict in enumerate(verdicts)}
+    for place, verdict in enumerate(earlier.verdicts):
+        since, until = verdict["since"] or 0, verdict["until"]
         lasts = until is None or until >= begin
-        here = again.get((one["rule"], one["module"]))
+        here = again.get((verdict["rule"], verdict["module"]))
         if here is not None and lasts:  # one verdict, which began in the earlier fit
             verdicts[here] = {**verdicts[here], "since": since}
         elif since < begin:
             places[place] = len(verdicts)
-            verdicts.append({**one, "until": max(since, steps[-1]) if lasts else until})
+            verdicts.append({**verdict, "until": max(since, steps[-1]) if lasts else until})
     cards, texts = list(later.cards), list(later.texts)
     for i, card in enumerate(earlier.cards):
         groups = [[places[place] for place in group if place in places] for group in (card["alike"], *card["effects"])]
@@ -191,7 +191,7 @@ def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
             scale = SCALES.get(said.statistic, "linear")
             found[key] = Series("/".join(key), label, said.stage, said.kind, said.statistic, scale)
         found[key].tags[said.path] = tag
-    return {one.id: one for one in sorted(found.values(), key=_order)}
+    return {series.id: series for series in sorted(found.values(), key=_order)}
 
 
 def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
@@ -216,10 +216,10 @@ _KINDS = list(dict.fromkeys(traits.kind for traits in ROLES.values()))
 _KINDS_OF_PARAMETERS = {traits.kind for traits in ROLES.values() if traits.of_parameter}
 
 
-def _order(one: Series) -> tuple[int, int, int, str]:
+def _order(series: Series) -> tuple[int, int, int, str]:
     names = list(dict.fromkeys([*FIRST_LISTED, *SCALES]))
-    place = names.index(one.statistic) if one.statistic in SCALES else len(names)
-    return get_args(Stage).index(one.stage), _KINDS.index(one.kind), place, one.statistic
+    place = names.index(series.statistic) if series.statistic in SCALES else len(names)
+    return get_args(Stage).index(series.stage), _KINDS.index(series.kind), place, series.statistic
 
 
 def summary_of(
@@ -352,8 +352,8 @@ def _records(
     """Read the records of a run, and return warnings about those that cannot be read."""
     wanted = [*health_tags(records), *sorted(tag for tag in records if tag.startswith(f"{LAYERS}/"))]
     read = [_record(source, run, tag) for tag in wanted]
-    layers = [one for one in read if isinstance(one, LayersRecord)]
-    return layers, joined(read), [one for one in read if isinstance(one, str)]
+    layers = [record for record in read if isinstance(record, LayersRecord)]
+    return layers, joined(read), [record for record in read if isinstance(record, str)]
 
 
 def _record(source: Source, run: str, tag: str, has_values: bool = True) -> LayersRecord | HealthRecord | str:

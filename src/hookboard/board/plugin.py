@@ -177,16 +177,16 @@ def answers_of(board: Board, names: Sequence[str], columns: int) -> list[tuple[A
 
 def _maps(board: Board, run: LoggedRun, runs: Iterable[LoggedRun], columns: int) -> Iterator[tuple[Asked, Answer]]:
     """Yield the map of each series, alone and against the other stages and the other runs that have it."""
-    for one in run.series.values():
-        yield ["map", run.name, one.id], board.map(run, one.id, columns)
+    for series in run.series.values():
+        yield ["map", run.name, series.id], board.map(run, series.id, columns)
         for other in run.series.values():
-            if (other.kind, other.statistic) == (one.kind, one.statistic) and other.stage != one.stage:
-                answer = board.map(run, one.id, columns, (run, other.id))
-                yield ["map", run.name, one.id, run.name, other.id], answer
+            if (other.kind, other.statistic) == (series.kind, series.statistic) and other.stage != series.stage:
+                answer = board.map(run, series.id, columns, (run, other.id))
+                yield ["map", run.name, series.id, run.name, other.id], answer
         for against in runs:
-            if against is not run and one.id in against.series:
-                answer = board.map(run, one.id, columns, (against, one.id))
-                yield ["map", run.name, one.id, against.name], answer
+            if against is not run and series.id in against.series:
+                answer = board.map(run, series.id, columns, (against, series.id))
+                yield ["map", run.name, series.id, against.name], answer
 
 
 class _Room:
@@ -215,17 +215,17 @@ def _layers(board: Board, run: LoggedRun, room: _Room) -> Iterator[tuple[Asked, 
     answers = [board.layer(run, layer) for layer in run.layers]
     for answer in sorted(answers, key=lambda answer: not answer["verdicts"]):
         histograms, pictures = [], []
-        for one in answer["histograms"]:
-            thinned = _thinned(board.histogram(run, one["tag"]))
+        for entry in answer["histograms"]:
+            thinned = _thinned(board.histogram(run, entry["tag"]))
             if room.takes("histogram", 3 * sum(map(len, thinned["counts"]))):
-                histograms.append(one)
-                yield ["histogram", run.name, one["tag"]], thinned
-        for one in answer["pictures"]:
-            data = board.source.picture(one["keys"][-1])
+                histograms.append(entry)
+                yield ["histogram", run.name, entry["tag"]], thinned
+        for entry in answer["pictures"]:
+            data = board.source.picture(entry["keys"][-1])
             mime = picture_type(data)
             if room.takes("picture", len(data) if mime else math.inf):
                 key = f"data:{mime};base64,{base64.b64encode(data).decode()}"
-                pictures.append({**one, "steps": one["steps"][-1:], "keys": [key]})
+                pictures.append({**entry, "steps": entry["steps"][-1:], "keys": [key]})
         yield (
             ["layer", run.name, answer["layer"]["name"]],
             {**answer, "histograms": histograms, "pictures": pictures},
@@ -250,10 +250,10 @@ def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {name: pooled(one, lists) for name, one in value.items()}
+        return {name: pooled(item, lists) for name, item in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    items = [pooled(one, lists) for one in value]
-    if len(items) < MIN_LIST or any(isinstance(one, dict | list) for one in items):
+    items = [pooled(item, lists) for item in value]
+    if len(items) < MIN_LIST or any(isinstance(item, dict | list) for item in items):
         return items
     return {"$": lists.setdefault(tuple(items), len(lists))}

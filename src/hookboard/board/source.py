@@ -215,4 +215,4 @@ def _portions(tags: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _each(found: Mapping[str, Mapping[str, Any]], last: Callable[[Any], LastPoint]) -> dict[str, dict[str, LastPoint]]:
-    return {run: {tag: last(one) for tag, one in tags.items()} for run, tags in found.items()}
+    return {run: {tag: last(events) for tag, events in tags.items()} for run, tags in found.items()}

@@ -86,25 +86,25 @@ def apart(ranks: Ranks, compared: Iterable[Compared], numbers: Sequence[float]) 
     """Return the weights that should be alike on all ranks and are not, by `checksums`; every rank must call this."""
     own = dict(zip(compared, zip(numbers[::2], numbers[1::2], strict=True), strict=True))
     every = ranks.union(own)
-    sums = torch.tensor([own[one][0] if one in own else 0.0 for one in every], dtype=torch.float64, device="cpu")
+    sums = torch.tensor([own[key][0] if key in own else 0.0 for key in every], dtype=torch.float64, device="cpu")
     highest, lowest = ranks.max(torch.stack([sums, -sums])).tolist()
-    ends = {one: (high, -low) for one, high, low in zip(every, highest, lowest, strict=True)}
+    ends = {key: (high, -low) for key, high, low in zip(every, highest, lowest, strict=True)}
     # Weights should be alike if their gradients are, or if no gradients are: then each rank trains on its own. What is
     # split over the ranks by hand, or experts, may have equal names and shapes, but there gradients differ.
-    gradients = {one[1:]: high == low for one, (high, low) in ends.items() if one.is_gradient and (high or low)}
+    gradients = {key[1:]: high == low for key, (high, low) in ends.items() if key.is_gradient and (high or low)}
     # What is added up over the ranks, as a last bias of experts, gets the same gradients too.
     meant = {_module(weight) for (weight, _), is_alike in gradients.items() if not is_alike}
     are_alone = not any(gradients.values())
     found = [
-        one
-        for one, (high, low) in ends.items()
-        if not one.is_gradient and high != low and one[1:] in gradients
-        if are_alone or (gradients[one[1:]] and _module(one.weight) not in meant)
+        key
+        for key, (high, low) in ends.items()
+        if not key.is_gradient and high != low and key[1:] in gradients
+        if are_alone or (gradients[key[1:]] and _module(key.weight) not in meant)
     ]
-    everyones = ranks.gather([own.get(one) for one in found]) if found else []
+    everyones = ranks.gather([own.get(key) for key in found]) if found else []
     groups = map(_groups, zip(*everyones, strict=True))
     # In one group, no other rank has the weight.
-    return [Apart(one.weight, each, gradients[one[1:]]) for one, each in zip(found, groups, strict=True) if each[1:]]
+    return [Apart(key.weight, each, gradients[key[1:]]) for key, each in zip(found, groups, strict=True) if each[1:]]
 
 
 def _module(weight: str) -> str:

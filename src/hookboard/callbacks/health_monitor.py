@@ -128,7 +128,7 @@ class HealthState(MeasurementState):
 
     def found(self, findings: Sequence[Finding], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
-        new = [replace(one, since=since) for one in findings]
+        new = [replace(finding, since=since) for finding in findings]
         self.step_facts = self.step_facts._replace(findings=[*self.step_facts.findings, *new])
 
     def forget(self) -> None:
@@ -268,7 +268,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             owners = {}
         selected = select(model, self.modules, self.types)
         if self.modules is None and self.types is None:
-            selected |= {name: one for name, one in owners.items() if name and not is_read_by_parent(name, owners)}
+            selected |= {name: owner for name, owner in owners.items() if name and not is_read_by_parent(name, owners)}
         return Selection(selected, owners)
 
     def _reset(self) -> None:
@@ -494,7 +494,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         )
         stepped, state.stepped = state.stepped, {}
         adapters = () if state.live is None else state.live.adapters
-        factors = {factor.name for one in adapters for factor in (one.down, one.up)}
+        factors = {factor.name for adapter in adapters for factor in (adapter.down, adapter.up)}
         frozen = {name for name, weight in state.weights.items() if not weight.requires_grad}
         is_scaled = state.loss_scale is not None
         sent = self._send(loop, state, _joined([losses, *compared.values()], loop.device))
@@ -586,7 +586,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 def values_of_a_weight(weights: Mapping[str, nn.Parameter]) -> list[float]:
     """Return the first values of the first trainable weight that is a plain tensor; [] if none is."""
     plain = (weight for weight in weights.values() if weight.requires_grad and is_plain(weight))
-    return next((one.detach().flatten()[:VALUES_COMPARED].tolist() for one in plain), [])
+    return next((tensor.detach().flatten()[:VALUES_COMPARED].tolist() for tensor in plain), [])
 
 
 def _joined(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor | None:

@@ -303,7 +303,7 @@ class _ShownTensors:
 def _is_worth_showing(module: nn.Module) -> bool:
     """Return True for a convolution, or for a transformer block: the parent of an attention, and none itself."""
     parts = [module, *(child for _, child in nn.Module.named_children(module))]
-    of, *inside = ("attention" in type(one).__name__.lower() for one in parts)
+    of, *inside = ("attention" in type(part).__name__.lower() for part in parts)
     return isinstance(module, CONVOLUTIONS) or (not of and any(inside))
 
 

@@ -108,10 +108,10 @@ def capture(
         valid = "an available device, such as 'cpu'"
         raise wrong("device", device, valid, "to leave tensors where they are") from cause
     edits = []
-    for one in edit if isinstance(edit, list | tuple) else [edit]:
-        if not isinstance(one, Edit):
-            raise wrong("edit", one, "an Edit, which pairs a rule with modules, as in Edit(Zero(), 'layer1')")
-        edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
+    for each_edit in edit if isinstance(edit, list | tuple) else [edit]:
+        if not isinstance(each_edit, Edit):
+            raise wrong("edit", each_edit, "an Edit, which pairs a rule with modules, as in Edit(Zero(), 'layer1')")
+        edits.append(Edits(_select(model, each_edit.modules, each_edit.types), each_edit.role, each_edit.rule))
     seen = Captured(_select(model, modules, types), wanted, copy, device, calls)
     with run_eagerly(), ExitStack() as hooks:
         hooks.enter_context(seen.attached())
@@ -242,8 +242,8 @@ class CapturedModule(_OfRoles):
         """
         for k, call in enumerate(self.calls):
             for role, kept in call.kept.items():
-                for path, one in kept.items():
-                    tensor = one.value(f"{role} of {self.name!r}")
+                for path, entry in kept.items():
+                    tensor = entry.value(f"{role} of {self.name!r}")
                     which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
                     numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY)
                     yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
@@ -271,7 +271,7 @@ class CapturedCall(_OfRoles):
         kept = self.kept.get(role)
         if not kept:
             raise LookupError(f"there is no {role} of {name!r}: {self.module.why(name, role)}")
-        values = {path: one.value(f"the {role} of {name!r}") for path, one in kept.items()}
+        values = {path: entry.value(f"the {role} of {name!r}") for path, entry in kept.items()}
         return values[""] if list(values) == [""] else values
 
 
@@ -318,7 +318,7 @@ class Captured(Mapping[str, CapturedModule]):
         found = (
             CapturedModule(n, type(module).__name__, tuple(roles), self._why, module) for n, module in modules.items()
         )
-        self._found = {one.name: one for one in found}
+        self._found = {part.name: part for part in found}
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -438,7 +438,7 @@ class Captured(Mapping[str, CapturedModule]):
 
 
 def _shapes(kept: Mapping[str, KeptTensor]) -> str:
-    return ", ".join(f"{path} {shape_in_words(one.tensor)}".strip() for path, one in kept.items())
+    return ", ".join(f"{path} {shape_in_words(entry.tensor)}".strip() for path, entry in kept.items())
 
 
 def _described(tensor: Tensor) -> list[float]:

@@ -162,7 +162,7 @@ def compare(
 
 
 def _check_model(name: str, model: nn.Module) -> None:
-    if any(is_lazy(one) or one.is_meta for one in (*model.parameters(), *model.buffers())):
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ValueError(f"{name} has weights without values (lazy layers, or on the meta device): load them first")
 
 

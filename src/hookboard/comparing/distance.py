@@ -43,12 +43,12 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     if not left.numel() or (left.dtype == right.dtype and torch.equal(left, right)):
         return Distance(0.0, 1.0, (), math.nan, math.nan)
     floor = max(_smallest(left.dtype), _smallest(right.dtype))
-    one, other = left.detach().reshape(-1), right.reshape(-1)
+    flat, other = left.detach().reshape(-1), right.reshape(-1)
     sums, unequal, worst, place = [0.0] * 4, 0, -1.0, 0
     is_whole = not left.is_floating_point() and not left.is_complex()
     size = CHUNK.get(left.device.type, CHUNK_ELSEWHERE)
-    for start in range(0, len(one), size):
-        a, b = (_wide(tensor[start : start + size]) for tensor in (one, other))
+    for start in range(0, len(flat), size):
+        a, b = (_wide(tensor[start : start + size]) for tensor in (flat, other))
         gaps = torch.nn.functional.threshold((a - b).abs(), floor, 0.0)
         if not bool(torch.vdot(gaps, gaps).isfinite()):
             same = (a == b) | (a.isnan() & b.isnan())
@@ -63,14 +63,14 @@ def distance(left: Tensor, right: Tensor) -> Distance:
         sums = [total + float(torch.vdot(x, y).real) for total, (x, y) in zip(sums, products, strict=True)]
     of_difference, of_left, of_right, product = sums
     if is_whole:
-        relative = unequal / len(one)
+        relative = unequal / len(flat)
     elif math.isinf(worst) or (of_difference and not of_left):
         relative = math.inf
     else:
         relative = math.sqrt(of_difference / of_left) if of_difference else 0.0
     cosine = product / math.sqrt(of_left * of_right) if of_left and of_right else math.nan
     index = tuple(map(int, np.unravel_index(place, left.shape))) if left.dim() else ()
-    return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (one, other)))
+    return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (flat, other)))
 
 
 def step_of(dtypes: set[torch.dtype]) -> float:

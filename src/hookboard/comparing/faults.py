@@ -115,8 +115,8 @@ class Faults:
         # Of tensors of other shapes only the first: most others have other shapes because it has.
         later = [spot for spot in forward if spot in found.shapes][1:]
         said = [self._forward(spot, found) for spot in forward if spot not in later]
-        for name, first, one, other in self._tied:
-            cause = f"it is tied to {first} in the {one} model, but a copy in the {other} model"
+        for name, first, side, other in self._tied:
+            cause = f"it is tied to {first} in the {side} model, but a copy in the {other} model"
             said.append(self._of_weight(name, "weight", BROKEN, f"{cause}; training will make them diverge"))
         if not self._guilty:
             said += self._backward(found)
@@ -154,7 +154,7 @@ class Faults:
     def _inside(self, spot: Spot, found: Found) -> str:
         """Return why the output of a module differs, as a clause."""
         known, skipped = self._own(spot.module), self._skipped(spot.module, found)
-        if any(one.startswith("its ") for one in known):
+        if any(difference.startswith("its ") for difference in known):
             return "; ".join([*skipped, *known])
         if known or skipped:
             return "; ".join(["same inputs and weights", *skipped, *known])
@@ -210,7 +210,7 @@ class Faults:
             if self._counts(spot, found):
                 cause = "its gradient differs, although the forward pass does not; look for a custom backward pass"
                 yield Difference(spot, found.spots[spot], self.expected(spot), f"{cause} in what uses it")
-        tied = {name for one in self._tied for name in one[:2]}
+        tied = {name for pair in self._tied for name in pair[:2]}
         for name, seen in found.gradients.items():
             if self.is_fault(name, seen) and name not in tied:
                 cause = "its gradient differs, although nothing in the forward pass does"

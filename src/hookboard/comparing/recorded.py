@@ -187,13 +187,13 @@ def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
 
 
 def _is_plain(value: object) -> bool:
-    return all(isinstance(one, PLAIN) for one in (value if isinstance(value, tuple | list) else [value]))
+    return all(isinstance(item, PLAIN) for item in (value if isinstance(value, tuple | list) else [value]))
 
 
 def tied_in(model: nn.Module) -> dict[str, str]:
     """Return the name of each parameter that comes again, with the name under which it comes first."""
     first: dict[int, str] = {}
-    named = [(name, first.setdefault(id(one), name)) for name, one in parameters_in(model).items()]
+    named = [(name, first.setdefault(id(weight), name)) for name, weight in parameters_in(model).items()]
     return {name: earlier for name, earlier in named if name != earlier}
 
 
@@ -327,7 +327,7 @@ def rounding_of(
 ) -> dict[Spot | str, float]:
     """Return how much rounding may change each tensor, relative to its norm: by spot, or name of gradient or buffer."""
     names = {name: name for name in watched_modules(runner.model)}
-    own = {name: one.dtype for name, one in weights_in(runner.model).items() if one.is_floating_point()}
+    own = {name: weight.dtype for name, weight in weights_in(runner.model).items() if weight.is_floating_point()}
     others = {name: dtypes[name] for name in own if dtypes.get(name, own[name]) != own[name]}
     largest: dict[Spot | str, float] = defaultdict(float)
     # With noise of one rounding step (the distance of 1 to the next number) on inputs and on what each module returns.

@@ -109,12 +109,12 @@ def plain_name(model: nn.Module, name: str) -> str:
 
 def parameters_in(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters by name; a tied one has all its names."""
-    return {plain_name(model, name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    return {plain_name(model, name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def buffers_in(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers by name."""
-    return {plain_name(model, name): one for name, one in model.named_buffers(remove_duplicate=False)}
+    return {plain_name(model, name): buffer for name, buffer in model.named_buffers(remove_duplicate=False)}
 
 
 def weights_in(model: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def weights_in(model: nn.Module) -> dict[str, Tensor]:
 
 def gradients_in(model: nn.Module) -> dict[str, Tensor | None]:
     """Return the gradient of each parameter by name; None where it has none."""
-    return {name: one.grad for name, one in parameters_in(model).items()}
+    return {name: parameter.grad for name, parameter in parameters_in(model).items()}
 
 
 def _split_again(model: nn.Module) -> None:
@@ -149,8 +149,8 @@ def _convert(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the inputs for a call of this model, as positional arguments and those with names."""
     weights = list(model.parameters())
-    floating = next((one.dtype for one in weights if one.is_floating_point()), None)
-    complex_ = next((one.dtype for one in weights if one.is_complex()), None)
+    floating = next((weight.dtype for weight in weights if weight.is_floating_point()), None)
+    complex_ = next((weight.dtype for weight in weights if weight.is_complex()), None)
 
     def moved(tensor: Tensor) -> Tensor:
         twin = tensor.detach().clone()
@@ -180,9 +180,9 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
 
     def replaced(spots: list[tuple[Spot, Tensor]], value: Any) -> Any:
         seen = [see(spot, tensor) for spot, tensor in spots]
-        if all(one is None for one in seen):
+        if all(change is None for change in seen):
             return value
-        new = iter([tensor if one is None else one for one, (_, tensor) in zip(seen, spots, strict=True)])
+        new = iter([tensor if change is None else change for change, (_, tensor) in zip(seen, spots, strict=True)])
         return map_tensors(lambda tensor: next(new), value)
 
     def before(name: str, arguments: Any) -> Any:

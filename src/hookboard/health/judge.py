@@ -232,11 +232,10 @@ class Judge:
                     f"the rule returned {quoted(found)} instead of an iterable of hookboard.Finding objects"
                 )
             found = list(found)
-            for one in found:
-                if not isinstance(one, Finding):
-                    raise TypeError(
-                        f"the rule yielded {quoted(one)}, which is a {type(one).__name__}, not a hookboard.Finding"
-                    )
+            for finding in found:
+                if not isinstance(finding, Finding):
+                    kind = type(finding).__name__
+                    raise TypeError(f"the rule yielded {quoted(finding)}, which is a {kind}, not a hookboard.Finding")
             return found
         except Exception as error:  # the rule may be the user's; the others are still asked
             self._rules = [other for other in self._rules if other is not rule]

@@ -511,5 +511,5 @@ class LossCurve:
         return math.nan if any(map(math.isnan, levels)) else min(levels)
 
 
-CONCLUSIONS = [name for name, one in vars(LossCurve).items() if isinstance(one, cached_property)]
+CONCLUSIONS = [name for name, member in vars(LossCurve).items() if isinstance(member, cached_property)]
 """What a `LossCurve` works out anew once there are more losses."""

@@ -221,6 +221,6 @@ def _in_layers(group: Sequence[Verdict], among: Sequence[str]) -> str:
 
 
 def _layers(group: Sequence[Verdict], among: Sequence[str]) -> list[str]:
-    names = dict.fromkeys(one.module for one in group if one.module)
+    names = dict.fromkeys(verdict.module for verdict in group if verdict.module)
     known = [name for name in among if name in names]
     return list(dict.fromkeys([*known, *names]))

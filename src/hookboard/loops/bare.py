@@ -217,8 +217,8 @@ def watch(
         >>> monitor.verdicts
         ()
     """
-    check("model", model, lambda one: isinstance(one, nn.Module), "a module")
-    check("scaler", scaler, lambda one: isinstance(one, GradScaler), "a GradScaler", "if you use none")
+    check("model", model, lambda value: isinstance(value, nn.Module), "a module")
+    check("scaler", scaler, lambda value: isinstance(value, GradScaler), "a GradScaler", "if you use none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
     stepping = _all_of("optimizers", optimizers, Optimizer, "an optimizer")

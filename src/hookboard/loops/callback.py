@@ -129,7 +129,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         HealthMonitor(modules='net.*', window=4)
         """
         wanted = inspect.signature(type(self)).parameters
-        values = {name: getattr(self, name, one.default) for name, one in wanted.items()}
+        values = {name: getattr(self, name, parameter.default) for name, parameter in wanted.items()}
         shown = (f"{name}={value!r}" for name, value in values.items() if repr(value) != repr(wanted[name].default))
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -144,7 +144,7 @@ def attention_numbers(
     """Return the largest logit and the entropy (in nats) of some queries, (heads, queries), or None."""
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     # A class with operations of its own may attend to other numbers than it holds.
-    are_plain = all(can_be_read(one) and type(one) in (Tensor, nn.Parameter) for one in tensors)
+    are_plain = all(can_be_read(tensor) and type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
     if not are_plain or query.dim() != 4 or key.dim() != 4 or not (query.numel() and key.numel()):
         return None
     with torch.no_grad():

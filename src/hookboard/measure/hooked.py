@@ -160,7 +160,7 @@ def hear_backward(listener: Listener) -> None:
 def unhear_backward(listener: Listener) -> None:
     """Call a listener no longer; it may be called again, as after an interrupt in the middle of it."""
     with _changing:
-        _listeners[:] = [one for one in _listeners if one[1] != listener]
+        _listeners[:] = [entry for entry in _listeners if entry[1] != listener]
         # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without listeners.
         if not _listeners and torch.autograd.backward is _ours:
             torch.autograd.backward = vars(_ours)["__wrapped__"]
@@ -172,12 +172,12 @@ def _heard(real: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(real)
     def backward(tensors: Any, *args: Any, **named: Any) -> None:
         run: Callable[[], None] = functools.partial(real, tensors, *args, **named)
-        listeners = [one for thread, one in _listeners if thread == threading.get_ident()]
+        listeners = [tensor for thread, tensor in _listeners if thread == threading.get_ident()]
         # Activation checkpointing calls `backward` again inside that of the loss.
         if not listeners or vars(_in_backward):
             return run()
         several = tensors if isinstance(tensors, list | tuple) else [tensors]
-        losses = [one for one in several if isinstance(one, Tensor)]
+        losses = [tensor for tensor in several if isinstance(tensor, Tensor)]
         _in_backward.is_inside = True
         try:
             for listener in listeners:

@@ -83,7 +83,7 @@ class Measured(NamedTuple):
     def among(self, places: Sequence[int]) -> "Measured":
         """Return the columns of the sites in some places."""
         parts: list[Any] = [
-            one[places] if isinstance(one, np.ndarray) else [one[place] for place in places] for one in self
+            column[places] if isinstance(column, np.ndarray) else [column[place] for place in places] for column in self
         ]
         return Measured(*parts)
 

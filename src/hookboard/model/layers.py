@@ -138,8 +138,8 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, nn.Paramet
             continue
         names = tuple(owned.get(name, ()))
         shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight])) is not None}
-        trainable = frozenset(one for one in names if weights[one].requires_grad)
-        is_computed = hasattr(module, "parametrizations") or any(one.endswith("_orig") for one in names)
+        trainable = frozenset(weight_name for weight_name in names if weights[weight_name].requires_grad)
+        is_computed = hasattr(module, "parametrizations") or any(weight_name.endswith("_orig") for weight_name in names)
         traits = kind_of(module), names, trainable, shapes, _has_modes(module), is_computed
         layers[name] = Layer(name, type(module).__name__, *traits)
     return layers

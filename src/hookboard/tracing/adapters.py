@@ -73,7 +73,7 @@ def _scaled(value: Value, *, drops: bool = False, until: Value | None = None) ->
     """Follow a value back through views, casts and factors, with `drops` also dropout."""
     value = value.origin
     while value is not until and (op := value.op) is not None and len(op.inputs) == 1:
-        numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+        numbers = [argument for argument in op.arguments.values() if isinstance(argument, int | float)]
         is_scaling = op.name in ("mul", "rmul", "imul", "div", "truediv") and len(numbers) == 1 and numbers[0]
         if not is_scaling and not (drops and "dropout" in op.name):
             break
@@ -102,17 +102,17 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for adapters that cannot learn: each factor is frozen, or stands beside one that is 0."""
     found, frozen, zero = adapters_of(done.step), list[str](), list[str]()
     parameters, has_product = parameters_in(done.step.model), False
-    for one in found:
-        down, up = parameters[one.down.name], parameters[one.up.name]
+    for adapter in found:
+        down, up = parameters[adapter.down.name], parameters[adapter.up.name]
         # The gradient of a factor is a multiple of the other factor; a bias may give another.
         pairs = (down, _is_zero(up)), (up, _is_zero(down))
         if not (down.requires_grad or up.requires_grad):
-            frozen.append(one.down.name)
+            frozen.append(adapter.down.name)
             has_product |= not any(is_zero for _, is_zero in pairs)
         elif all(is_zero or not factor.requires_grad for factor, is_zero in pairs) and not any(
-            parameters[name].requires_grad or not _is_zero(parameters[name]) for name in one.biases
+            parameters[name].requires_grad or not _is_zero(parameters[name]) for name in adapter.biases
         ):
-            zero.append(one.down.name)
+            zero.append(adapter.down.name)
     is_meant = has_product or len(frozen) < len(found)  # frozen after a training, or beside trained ones
     for names, why, advice, is_note in (
         (

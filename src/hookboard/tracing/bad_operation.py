@@ -116,7 +116,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, programs: Sequence[Program]
     if len({(places[node].module, places[node].line or operation_of(node)) for node in makers}) == 1:
         call, names = _Call(makers[-1]), [*dict.fromkeys(map(operation_of, makers))]
         output = call.computed() if output is None and len(names) == 1 else output
-        inputs = {name: one for name, one in call.taken.items() if is_finite(one)}
+        inputs = {name: tensor for name, tensor in call.taken.items() if is_finite(tensor)}
         return BadOperation(names, "made", places[call.node], inputs, output, is_last=call.node is loss.grad_fn)
     likely = sorted({*(certain or possible)} - {taker}, key=order.__getitem__)
     earlier = [f"{plain(operation_of(node))}(){places[node].at}" for node in likely]
@@ -235,7 +235,7 @@ class _Call:
         """Return its result, computed again, with `fill` for an input that is not known; None if it is not to be."""
         arguments, tensors = dict[str, Any](), self._saved.values()
         # Tensors of other classes, such as DTensor, would ask other ranks.
-        if self.name not in _COMPUTED or not tensors or any(type(one) is not Tensor for one in tensors):
+        if self.name not in _COMPUTED or not tensors or any(type(tensor) is not Tensor for tensor in tensors):
             return None
         for name, kind in self._kinds.items():
             value = self._saved[name] if name in self._saved else number_saved_by(self.node, name)

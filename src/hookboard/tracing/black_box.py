@@ -57,7 +57,7 @@ LEAST_FACTOR = 2.0
 
 def row_counts_of(batch: Any) -> frozenset[int] | None:
     """Return the numbers of rows of the tensors in a batch; None if the batch is not known."""
-    return None if batch is None else frozenset(one.shape[0] for _, one in tensors_in(batch) if one.dim())
+    return None if batch is None else frozenset(tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim())
 
 
 @computing_plainly
@@ -65,10 +65,10 @@ def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: f
     """Return the rows of the batch with the largest or a non-finite loss; None if it is no matter of a few rows."""
     node = _values_before(loss)
     saved = {} if node is None else saved_tensors_of(node)
-    if node is None or "self" not in saved or any(type(one) is not Tensor for one in saved.values()):
+    if node is None or "self" not in saved or any(type(tensor) is not Tensor for tensor in saved.values()):
         return None  # a loss of no known kind, or code of the user would run
     with torch.no_grad():
-        values, is_counted = _values_of(node, {name: one.detach() for name, one in saved.items()})
+        values, is_counted = _values_of(node, {name: tensor.detach() for name, tensor in saved.items()})
         rows = _row_count(node, values)
         if rows < 2 or (counts is not None and rows not in counts):
             return None  # they are not those of the batch

@@ -138,7 +138,7 @@ def loss_part(loss: Value) -> list[Op]:
     while waiting:
         value = waiting.pop()
         op = value.op
-        if op is None or op in seen or not value.of_parameters or any(one.parameter for one in op.inputs):
+        if op is None or op in seen or not value.of_parameters or any(part.parameter for part in op.inputs):
             continue
         seen[op] = None
         waiting += op.inputs

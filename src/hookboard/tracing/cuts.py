@@ -68,7 +68,7 @@ def _is_straight_through(value: Value, takers: Mapping[Value, list[Op]]) -> bool
     taking = takers.get(value)
     if not taking or not all(op.name in ("add", "radd", "sub", "rsub") for op in taking):
         return False
-    before = {id(one) for one in value.ancestors()}
+    before = {id(ancestor) for ancestor in value.ancestors()}
     return all(id(given) in before for op in taking for given in op.inputs)
 
 

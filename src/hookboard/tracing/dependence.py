@@ -73,13 +73,13 @@ def firsts_behind(end: Value, graph: PartialGraph) -> list[Value]:
     """Return where the batch enters the graph behind a tensor; batch norms count too, which mix samples on purpose."""
     found: dict[Value, None] = {}
 
-    def lies_between(one: Value) -> bool:
-        op = one.op
-        if op is None or not one.of_batch:
+    def lies_between(value: Value) -> bool:
+        op = value.op
+        if op is None or not value.of_batch:
             return False
         is_norm = op.name == "batch_norm" and bool(op.arguments.get("training", op.arguments.get("5")))
-        if graph.has(one) and (is_norm or not any(graph.has(given) and given.of_batch for given in op.inputs)):
-            found[one] = None
+        if graph.has(value) and (is_norm or not any(graph.has(given) and given.of_batch for given in op.inputs)):
+            found[value] = None
             return False
         return True
 
@@ -104,7 +104,7 @@ def layouts_of(value: Value, count: int) -> list[Layout]:
         if order:
             return [functools.partial(_cut, count, order)]
     axes = [axis for axis, size in enumerate(shape) if size == count]
-    data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
+    data = [] if op is None else [part for part in op.inputs if part.of_batch and not part.of_parameters]
     # What a layer makes of the batch has the samples where the batch has them.
     if op is not None and (op.name == "batch_norm" or (data and data[0].shape[:1] == (count,))):
         axes = axes if 0 not in axes else [0]
@@ -126,7 +126,7 @@ def _order_in(value: Value, count: int) -> str:
             if is_first is is_second:
                 return ""
             return "samples" if is_first else "positions"
-        before = [one for one in value.op.inputs if one.of_batch and one.shape[:1] == (number,)]
+        before = [source for source in value.op.inputs if source.of_batch and source.shape[:1] == (number,)]
         if not before:
             break
         value = before[0]
@@ -157,7 +157,7 @@ def _mixes(graph: PartialGraph, end: Value, starts: Sequence[Value], count: int)
 def _is_of_several(gradient: Tensor, layouts: Sequence[Layout]) -> bool:
     """Return True if a gradient is of several samples in each layout that the tensor may have."""
     sizes = [layout(gradient).flatten(1).abs().amax(1).float().nan_to_num(0.0) for layout in layouts]
-    return bool(sizes) and all(int((one > ROUNDING * one.amax()).sum()) > 1 for one in sizes)
+    return bool(sizes) and all(int((shares > ROUNDING * shares.amax()).sum()) > 1 for shares in sizes)
 
 
 def _mixing_on_data(firsts: Sequence[Value], count: int) -> Op | None:
@@ -185,12 +185,12 @@ def _has_samples(first: Value, count: int) -> bool:
 
 
 def _is_guilty(graph: PartialGraph, op: Op, count: int) -> bool:
-    of_batch = [one for one in op.inputs if one.of_batch and graph.has(one)]
-    return bool(of_batch) and any(graph.has(one) and _mixes(graph, one, of_batch, count) for one in op.results)
+    of_batch = [value for value in op.inputs if value.of_batch and graph.has(value)]
+    return bool(of_batch) and any(graph.has(value) and _mixes(graph, value, of_batch, count) for value in op.results)
 
 
 def _taken_by(op: Op) -> list[Value]:
-    return [one for one in op.inputs if one.of_batch and one.requires_grad] or op.inputs[:1]
+    return [value for value in op.inputs if value.of_batch and value.requires_grad] or op.inputs[:1]
 
 
 def _is_meant(op: Op, count: int) -> bool:
@@ -282,8 +282,8 @@ SMALL = 1e-5
 def _is_own_sum(divisor: Value, value: Value) -> bool:
     """Return True if a divisor is a sum over a single number of a value, perhaps with something small added."""
     while (op := divisor.op) is not None and op.name in ("add", "radd", "clamp", "clamp_min", "to"):
-        numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
-        if len(op.inputs) != 1 or any(abs(one) > SMALL for one in numbers):
+        numbers = [argument for argument in op.arguments.values() if isinstance(argument, int | float)]
+        if len(op.inputs) != 1 or any(abs(argument) > SMALL for argument in numbers):
             return False
         divisor = op.inputs[0]
     is_sum = divisor.op is not None and divisor.op.name == "sum" and divisor.op.inputs[:1] == [value]

@@ -115,7 +115,7 @@ def _shown_by(op: Op, step: StepTrace) -> tuple[str, bool]:
 def _leaves(value: Value, module: str, step: StepTrace) -> bool:
     """Return True if a layer, not the whole model, returns a value or a view of it: calls elsewhere take it."""
     return module != "" and any(
-        op.place.module != module and any(one.origin is value for one in op.inputs) for op in step.ops
+        op.place.module != module and any(part.origin is value for part in op.inputs) for op in step.ops
     )
 
 

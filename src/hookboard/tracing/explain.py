@@ -147,8 +147,8 @@ def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
 def described(tensors: Sequence[Tensor]) -> str:
     """Describe the values of all these tensors that are not finite: "3 of 128 values are NaN and 1 of ..."."""
     shards = [local(tensor.detach()) for tensor in tensors]
-    of = f"of {sum(one.numel() for one in shards)} values"
-    nan, inf = (sum(int(kind(one).sum()) for one in shards) for kind in (torch.isnan, torch.isinf))
+    of = f"of {sum(shard.numel() for shard in shards)} values"
+    nan, inf = (sum(int(kind(shard).sum()) for shard in shards) for kind in (torch.isnan, torch.isinf))
     return " and ".join(filter(None, [_counted(nan, of, "NaN"), _counted(inf, of, "Inf")]))
 
 

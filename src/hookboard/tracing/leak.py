@@ -153,8 +153,8 @@ class Ahead(NamedTuple):
 @asked
 def future_leak(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if an output depends on its own target, or if tokens are shifted twice."""
-    found = [one for call in losses_of(done)[:4] for one in _ahead_of(done, call)]
-    ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
+    found = [each for call in losses_of(done)[:4] for each in _ahead_of(done, call)]
+    ahead = min(found, key=lambda each: each.shift != 1, default=None)  # others may predict further ahead
     if ahead is None or not done.graph.has(ahead.call.output):
         return
     op, shift, position = ahead.call.op, ahead.shift, ahead.position
@@ -216,7 +216,7 @@ def _ahead_of(done: TracedStep, call: LossCall) -> Iterator[Ahead]:
         each = wanted.numel() // samples // size
         if not MIN_POSITIONS <= each <= positions or wanted.numel() != samples * each * size:
             continue
-        if any(_is_cut_at_front(one, range(each, positions + 1)) for one in output.ancestors()):
+        if any(_is_cut_at_front(part, range(each, positions + 1)) for part in output.ancestors()):
             continue  # then its rows are no positions
         now, then = inputs.reshape(samples, positions, size), wanted.reshape(samples, each, size)
         for shift in (1, 2, 0):
@@ -247,7 +247,7 @@ def _is_cut_at_front(value: Value, lengths: range) -> bool:
         at = index.index(...)
         index = (*index[:at], *[None] * (len(shape) - len(index) + 1), *index[at + 1 :])
     return any(
-        isinstance(one, slice) and one.start and size in lengths for one, size in zip(index, shape, strict=False)
+        isinstance(part, slice) and part.start and size in lengths for part, size in zip(index, shape, strict=False)
     )
 
 
@@ -293,7 +293,7 @@ _STAYING |= {"one_hot", "add", "radd", "sub", "rsub", "mul", "rmul", "div", "tru
 def _taken_in(first: Value, ahead: Ahead) -> tuple[Layout, int] | None:
     """Return the layout by samples of a first tensor, and the dimension of its positions; None if that is not clear."""
     op, (samples, positions) = first.op, ahead.source.shape[:2]
-    data = [] if op is None else [one for one in op.inputs if one.of_batch and not one.of_parameters]
+    data = [] if op is None else [value for value in op.inputs if value.of_batch and not value.of_parameters]
     layouts = layouts_of(first, samples)
     if op is None or len(data) != 1 or len(layouts) != 1 or ahead.source not in data[0].ancestors():
         return None

@@ -83,23 +83,23 @@ def trained_by(value: Value) -> set[str] | None:
     """Return the parameters that a gradient of this value reaches; None if it also passes what no known call made."""
     names, seen, waiting = set[str](), set[Value](), [value]
     while waiting:
-        one = waiting.pop()
-        if one in seen or not one.requires_grad:
+        current = waiting.pop()
+        if current in seen or not current.requires_grad:
             continue
-        seen.add(one)
-        if one.parameter is not None:
-            names.add(one.parameter)
-        elif one.op is None and one.path is None:
+        seen.add(current)
+        if current.parameter is not None:
+            names.add(current.parameter)
+        elif current.op is None and current.path is None:
             return None  # as from compiled code
-        if one.op is not None:
-            waiting.extend(one.op.inputs)
+        if current.op is not None:
+            waiting.extend(current.op.inputs)
     return names
 
 
 def _is_leaf(value: Value) -> bool:
     """Return True if a value has a gradient, but nothing that it was computed from."""
     before = () if value.op is None else value.op.inputs
-    return value.requires_grad and not any(one.requires_grad for one in before)
+    return value.requires_grad and not any(part.requires_grad for part in before)
 
 
 def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
@@ -131,7 +131,7 @@ class Ledger:
 
     def after_backward(self) -> None:
         """Leave out terms whose gradient is 0, or gone when the backward pass ends: a hook used it, to step at once."""
-        self._waiting = [one for one in self._waiting if self._is_there(one[1])]
+        self._waiting = [entry for entry in self._waiting if self._is_there(entry[1])]
 
     def _is_there(self, names: Collection[str]) -> bool:
         return any_not_zero(self._parameters[name].grad for name in names)
@@ -228,14 +228,14 @@ def weights_behind(
     """Return the names of the parameters on which a value depends; what is behind the values `but` does not count."""
     found, seen, waiting = set[str](), set(but), [value]
     while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            found |= {one.parameter} if one.op is None and one.parameter is not None else set()
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            found |= {current.parameter} if current.op is None and current.parameter is not None else set()
             # What `gather` and others leave, as the numbers of an expert without tokens, has no influence.
-            is_choice = one.op is not None and one.op.name in _CHOOSING and len(one.op.inputs) > 1
-            if one.op is not None and (beyond_choices or not is_choice):
-                waiting += _moved_by(one.op, parameters, graph)
+            is_choice = current.op is not None and current.op.name in _CHOOSING and len(current.op.inputs) > 1
+            if current.op is not None and (beyond_choices or not is_choice):
+                waiting += _moved_by(current.op, parameters, graph)
     return found
 
 
@@ -262,7 +262,7 @@ def classes_of(done: TracedStep) -> int:
     picked = [] if scaled is None or not picks_log_probabilities(scaled.op) else [scaled.op.inputs[0].origin]
     behind = [value.op for value in done.loss.ancestors() if value.op is not None]
     scores = [op.inputs[0] for op in behind if op.name in ("cross_entropy", "nll_loss")]
-    return next((one.shape[:2][-1] for one in [*scores, *picked] if one.requires_grad and one.shape), 0)
+    return next((part.shape[:2][-1] for part in [*scores, *picked] if part.requires_grad and part.shape), 0)
 
 
 def has_moving_target(done: TracedStep) -> bool:

@@ -57,8 +57,8 @@ class StandingAside:
         _standing.append(self)
         hear_backward(self._hear)
         self._hook()
-        for one in self._replaced:
-            one.put()
+        for replaced in self._replaced:
+            replaced.put()
 
     def close(self) -> None:
         """End; a call after an interrupted one takes back the rest."""
@@ -225,7 +225,7 @@ class LiveStep:
     def _follow(self, batch: Any) -> None:
         self._reader = Reader(self._model, batch, self._hear)
         trace, self._ledger = self._reader.step, Ledger(self._model)
-        groups = [group for one in self._loop.optimizers for group in getattr(one, "param_groups", ())]
+        groups = [group for optimizer in self._loop.optimizers for group in getattr(optimizer, "param_groups", ())]
         maximizing = {bool(group.get("maximize")) for group in groups}
         trace.is_maximized = None if len(maximizing) > 1 else True in maximizing
         self._aside = StandingAside(trace, self._hear, self._at_step)
@@ -275,8 +275,8 @@ class LiveStep:
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
         self.programs.append(reader.step.program_of(loss))
         self.adapters = adapters_of(reader.step)
-        known = {one.number for one in self._outside if not one.is_gone()}
-        self._outside += outsiders(reader.step, [one for one in reader.outside if id(one) not in known])
+        known = {outsider.number for outsider in self._outside if not outsider.is_gone()}
+        self._outside += outsiders(reader.step, [outsider for outsider in reader.outside if id(outsider) not in known])
         reader.outside.clear()  # the step may have made them for itself
         done.graph.let_go()
         reader.step.let_go()  # nothing of ours outlives the backward pass
@@ -287,7 +287,7 @@ class LiveStep:
         while (op := value.op) is not None and op.name in _SCALING and op.inputs:
             if op.place.file or op.place.module or op.inputs[0].shape not in ((), value.shape):
                 break
-            numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+            numbers = [argument for argument in op.arguments.values() if isinstance(argument, int | float)]
             if numbers or op.name == "mean":
                 by = float(numbers[0]) if numbers else 1.0
             elif scaler is not None and op.name == "mul":  # its scale is a tensor, by which it multiplies last

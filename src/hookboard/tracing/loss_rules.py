@@ -270,7 +270,7 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
                 continue
             # All pairs are wanted where both were given a dimension for it, as of quantiles.
             is_regression = op.name in REGRESSION and not all(
-                one.op and _makes_pairs(one.op) for one in (output, target)
+                side.op and _makes_pairs(side.op) for side in (output, target)
             )
             both = _common_shape(output.shape, target.shape)
             # Outside of losses for regression, other shapes than (n, 1) and (n,) are meant to combine all pairs.

@@ -79,7 +79,7 @@ def _mode_of(op: Op) -> bool | None:
     if op.name not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return op.arguments.get("training")
     arguments = [*op.arguments.values()]
-    share = next(place for place, one in enumerate(arguments) if isinstance(one, float))  # of what it drops
+    share = next(place for place, argument in enumerate(arguments) if isinstance(argument, float))  # of what it drops
     return bool(arguments[share + 1])
 
 

@@ -42,7 +42,7 @@ def findings_of_optimizers(
     """Yield findings on parameters that a gradient reaches (None: not known which) and that no optimizer has."""
     parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}
     stepped = _held_by(optimizers)
-    outside = [one for one in outside if one.is_gone() or one.number not in stepped]
+    outside = [outsider for outsider in outside if outsider.is_gone() or outsider.number not in stepped]
     if reached is not None and stepped:
         yield from _not_in_optimizer(stepped, parameters, reached, outside)
     if outside and stepped:
@@ -67,7 +67,7 @@ def _not_in_optimizer(
     left_out = [name for name, p in trained.items() if id(p) not in in_optimizers]
     stepped = sum(p.requires_grad and id(p) in in_optimizers for p in parameters.values())
     if stepped and outside and not reached:
-        line = next((f", first used at {one.line}" for one in outside if one.line), "")
+        line = next((f", first used at {outsider.line}" for outsider in outside if outsider.line), "")
         yield Finding(
             "",
             f"no gradient reaches any of the {stepped} model parameters in the optimizers; gradients reach "
@@ -117,15 +117,15 @@ def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider
     own, names = list(parameters_in(step.model).values()), _names_in_containers(step.model) if outside else {}
     return [
         Outsider(
-            id(one),
-            StorageWeakRef(one.untyped_storage()).expired,
-            names.get(id(one), ""),
-            _first_line(step, step.value_of(one)),
-            tuple(one.shape),
-            _is_fresh(one.detach()),
-            any(_is_copy(one, of) for of in own),
+            id(parameter),
+            StorageWeakRef(parameter.untyped_storage()).expired,
+            names.get(id(parameter), ""),
+            _first_line(step, step.value_of(parameter)),
+            tuple(parameter.shape),
+            _is_fresh(parameter.detach()),
+            any(_is_copy(parameter, of) for of in own),
         )
-        for one in outside
+        for parameter in outside
     ]
 
 
@@ -181,10 +181,10 @@ NEAR_COPY = 0.5
 """A matrix is a copy if it differs by at most this share (a choice): two random ones differ by sqrt(2)."""
 
 
-def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
-    if one.shape != of.shape or one.dtype != of.dtype or one.device != of.device:
+def _is_copy(parameter: nn.Parameter, of: nn.Parameter) -> bool:
+    if parameter.shape != of.shape or parameter.dtype != of.dtype or parameter.device != of.device:
         return False
-    return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
+    return bool((parameter.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
 
 
 FRESH_DEVIATION = 0.1
@@ -258,16 +258,16 @@ class StaleGradients:
             left = self._left.get(key)
             if left is None:
                 left = _sampled(optimizer) if self._steps[key] else []
-            self._left[key] = [one for one in left if one.is_whole]
+            self._left[key] = [gradient for gradient in left if gradient.is_whole]
 
     def after_backward(self) -> None:
         """Note which of the sampled gradients the backward pass has added to."""
-        for one in itertools.chain.from_iterable(self._left.values()):
-            gradient = one.parameter.grad
-            if one.is_there and gradient is not None:
+        for leftover in itertools.chain.from_iterable(self._left.values()):
+            gradient = leftover.parameter.grad
+            if leftover.is_there and gradient is not None:
                 version = version_of(gradient)
-                one.is_added_to |= version != one.version
-                one.version = version
+                leftover.is_added_to |= version != leftover.version
+                leftover.version = version
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
@@ -275,7 +275,7 @@ class StaleGradients:
         if key not in self._watched:
             return
         # What was put in its place since, as in federated averaging, is no sum. It may have been clipped.
-        is_stale = any(one.is_added_to and one.is_there for one in self._left.pop(key, ()))
+        is_stale = any(leftover.is_added_to and leftover.is_there for leftover in self._left.pop(key, ()))
         self._steps[key] += 1
         if is_stale or self._steps[key] > WATCHED_STEPS:
             del self._watched[key]

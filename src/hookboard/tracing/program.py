@@ -129,7 +129,7 @@ class StepTrace(TorchFunctionMode):
             if value not in self._entered and not value.of_parameters:
                 self._entered.add(value)
                 if tensor.is_floating_point():
-                    self.float_paths.update(one.path for one in value.ancestors() if one.path is not None)
+                    self.float_paths.update(part.path for part in value.ancestors() if part.path is not None)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -121,7 +121,7 @@ class Reader:
         self.losses.append(TracedStep(self.step, value, self._trained, without, number, graph, still=still))
         if leaves is None:
             return self.losses[-1]
-        known = {id(one) for one in self.outside}
+        known = {id(parameter) for parameter in self.outside}
         self.outside += [
             leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and not names[id(leaf)] and id(leaf) not in known
         ]

@@ -266,7 +266,7 @@ def _why_at_rest(run: Run) -> tuple[str, str] | None:
         return "none of them requires a gradient", "set requires_grad to True"
     if not stepped:
         return "no optimizer steps them", "check that step() is still called"
-    rate = max(one.rate for one in stepped.values())
+    rate = max(weight.rate for weight in stepped.values())
     if rate <= STOPPED_RATE * max(peaks.values()):
         return f"the learning rate is {rate:.2g}", "check how many steps the schedule is given"
     if not any(has_gradient(run.now, name) for name in stepped):
@@ -349,7 +349,7 @@ def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
 
 def _began(run: Run, layer: Layer) -> tuple[float, ...]:
     found = (run.first and run.first.of(name, "parameter_before") for name in layer.weights)
-    return tuple(float(f"{one.moments.rms:.4g}") if one else math.nan for one in found)
+    return tuple(float(f"{reading.moments.rms:.4g}") if reading else math.nan for reading in found)
 
 
 def _trainable_now(look: Look, layer: Layer) -> set[str]:

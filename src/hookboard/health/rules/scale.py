@@ -52,7 +52,7 @@ def attention(run: Run) -> Iterator[Finding]:
         grown &= entropies <= ENTROPY_SHARE_LEFT * entropies_before
         if grown.any():
             head = int(np.argmax(np.where(grown, logits, 0)))
-            before = [float(np.broadcast_to(one, logits.shape)[head]) for one in (logits_before, entropies_before)]
+            before = [float(np.broadcast_to(start, logits.shape)[head]) for start in (logits_before, entropies_before)]
             evidence = (
                 f"its largest attention logit rose from {before[0]:.3g} at the first measurement to "
                 f"{logits[head]:.3g} in head {head}, whose entropy fell from {before[1]:.2g} to "
@@ -163,11 +163,11 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
 
 
 def _gain_at_first(first: Scales, layer: Layer) -> float:
-    return next((float(gain) for gain, one in zip(first.gains, first.layers, strict=True) if one is layer), math.nan)
+    return next((float(gain) for gain, each in zip(first.gains, first.layers, strict=True) if each is layer), math.nan)
 
 
 def _was_in_line(first: Scales, layer: Layer) -> bool:
-    others = [gain for gain, one in zip(first.gains, first.layers, strict=True) if one is not layer]
+    others = [gain for gain, other in zip(first.gains, first.layers, strict=True) if other is not layer]
     return abs(_gain_at_first(first, layer) - median_of(others)) < LAYER_GAIN_DECADES
 
 

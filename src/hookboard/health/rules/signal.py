@@ -60,7 +60,7 @@ def _collapsed(run: Run) -> Iterator[Finding]:
     seen = seen[: last + 1]
     # What nothing that differs flows into, such as a learned prompt, is the same for all samples by design.
     clear = [run.layers[place].name for place in seen if spread[place] >= SPREAD_CLEAR][:1]
-    seen = seen[[not any(run.facts.flow.are_apart(run.layers[place].name, one) for one in clear) for place in seen]]
+    seen = seen[[not any(run.facts.flow.are_apart(run.layers[place].name, other) for other in clear) for place in seen]]
     spreads = spread[seen]
     if len(seen) < 2:
         return
