@@ -30,7 +30,7 @@ from dataclasses import replace
 from hookboard.base.messages import quoted, warn_switched_off
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
-from hookboard.health.rule import Case, Finding, Place, Rule, Verdict
+from hookboard.health.rule import Case, Finding, Rule, Verdict, Whereabouts
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
@@ -111,10 +111,10 @@ class Judge:
             # The same event again, in a later step: what is told is where it began.
             case.last, case.missed, case.in_a_row = step, 0, case.in_a_row + 1
         else:
-            place: Place = "known"
+            whereabouts: Whereabouts = "known"
             if not is_located:
-                place = "lost" if is_searched else "open"
-            case = Case(rule, finding.module, step, finding, "event", place, is_proven=True)
+                whereabouts = "lost" if is_searched else "open"
+            case = Case(rule, finding.module, step, finding, "event", whereabouts, is_proven=True)
             case.add(finding, step, self.run.window)
         self._open[rule, finding.module] = case
         self.verdicts = self._verdicts_now()
@@ -250,13 +250,13 @@ class Judge:
             return None
         case = self._open[key]
         # If its batch was searched for the module in vain, later looks show what spoiled weights have done.
-        if case.place == "open" or (case.place == "lost" and step == case.since):
+        if case.whereabouts == "open" or (case.whereabouts == "lost" and step == case.since):
             evidence, advice = finding.evidence, finding.advice
             if step != case.since:  # otherwise it shows the event itself
                 evidence = f"{case.finding.evidence.rstrip('.')}; the next measurement, at step {step}: {evidence}"
                 advice = case.finding.advice
             case.finding = replace(case.finding, module=finding.module, evidence=evidence, advice=advice)
-            case.place, case.module = "known", finding.module
+            case.whereabouts, case.module = "known", finding.module
             del self._open[key]
             key = rule, finding.module
             self._open[key] = case

@@ -293,13 +293,13 @@ def _unknown(kind: str, name: str, names: Iterable[str]) -> ValueError:
     return ValueError(f"{unknown(kind, name, names)} `hookboard explain` lists the built-in rules.")
 
 
-State = Literal["seen", "note", "alarm"]
+CaseState = Literal["seen", "note", "alarm"]
 """The state of a case, see the table in `judge.py`; the others follow from its looks, the loss and other cases."""
 
 Origin = Literal["looks", "step", "event"]
 """What shows a case: looks, of which it takes several; a single step, or its code; `Judge.add`, at its very step."""
 
-Place = Literal["known", "open", "lost"]
+Whereabouts = Literal["known", "open", "lost"]
 """Whether the module of an event is known; if not, whether its batch was searched for it in vain."""
 
 
@@ -312,16 +312,14 @@ class Case:
     since: int  # the step of the first finding
     finding: Finding
     origin: Origin = "looks"
-    place: Place = "known"
-    state: State = "seen"
+    whereabouts: Whereabouts = "known"
+    state: CaseState = "seen"
     last: int = 0  # the last step at which it was present: a rule may report what is over
     in_a_row: int = 0  # consecutive looks that showed it, of those at which its rule was asked
     missed: int = 0  # consecutive looks since then that did not show it
     of_streak: Severity = "note"
     streak: int = 0  # latest findings in a row that had the severity `of_streak`
-    is_proven: bool = (
-        False  # an alarm of it was hard, an event, or came while the loss showed no harm or was not finite
-    )
+    is_proven: bool = False  # an alarm of it was hard, an event, or while the loss showed no harm or was not finite
     size: float = 0.0
     severity: Severity = "note"  # what it is now, see `weigh`
 
