@@ -7,7 +7,7 @@ from documents.pages import PAGES, ROOT, anchors, blocks, commands, languages, l
 
 import hookboard
 
-MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 800}
+MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 830}
 del MOST_WORDS["docs/rules.md"]  # a section for each rule
 
 ELSEWHERE = {"--logdir", "--samples_per_plugin", "--trainer", "--group", "--json"}
