@@ -485,7 +485,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.compared |= checksums(state.weights, some_units, is_gradient=False)
         compared, state.compared = state.compared, {}
         events = [] if ranks is None else state.new_events()
-        known = state.news.known(loop.model, state.selection)
+        known = state.layer_record.known(loop.model, state.selection)
         facts = state.step_facts._replace(
             why_silent=state.why_silent,
             unhooked=state.selection.owners.keys() - state.selection.modules.keys(),
@@ -499,7 +499,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         is_scaled = state.loss_scale is not None
         sent = self._send(loop, state, _joined([losses, *compared.values()], loop.device))
 
-        def arrived() -> None:
+        def judge_look() -> None:
             with self._all_ranks_at(f"train {step}"):
                 readings = sent()
                 self._readings, differing = readings.values(), list[Apart]()
@@ -515,14 +515,14 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._judge(state, lambda reporter: reporter.see(look, facts, known))
                 self._end_if_asked(loop, state)
 
-        self._do_later(state, arrived)
+        self._do_later(state, judge_look)
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
-        """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
+        """Send what an evaluation loop has measured; once it has judge_look, have it judged with its loss."""
         training, step, has_others = self._live.get("train"), loop.logged_step, state.has_others
         sent = self._send(loop, state, _joined([loop.evaluation_loss], loop.device))
 
-        def arrived() -> None:
+        def judge_evaluation() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent()
             self._readings = readings.values()
@@ -531,7 +531,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 look = Look(step, 0, readings, losses, has_other_weights=has_others)
                 self._judge(training, lambda reporter: reporter.judge.see_evaluation(look))
 
-        self._do_later(state, arrived)
+        self._do_later(state, judge_evaluation)
 
     def _judge(self, state: HealthState, tell: Callable[[Reporter], object]) -> None:
         """Tell the reporter something, if this rank judges, and take its verdicts; an error ends the judging."""

@@ -84,7 +84,7 @@ Facts = dict[str, LayerFacts]
 """What is known of each module before it runs, by name and in the order of the model."""
 
 
-class LayerNews:
+class LayerRecorder:
     """Makes the record of the watched layers at the first step, and when it changes; a callback's stages share it."""
 
     def __init__(self, callback: str) -> None:
@@ -218,7 +218,9 @@ class MeasurementState(StageState):
     before: WeightsBefore = field(default_factory=WeightsBefore)  # as they were before the optimizers step
     has_logged: bool = False  # anything in this stage
     loss_scale: LossScale | None = None  # None without a GradScaler, or if no gradient is measured
-    news: LayerNews = field(init=False)  # makes the record of the layers for the tab; all stages of a callback share it
+    layer_record: LayerRecorder = field(
+        init=False
+    )  # makes the record of the layers for the tab; all stages of a callback share it
 
     def begin_step(self) -> None:
         """Begin to measure."""

@@ -15,7 +15,7 @@ from hookboard.base.checks import check_switches, check_whole, chosen, wrong
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.measurement_state import (
-    LayerNews,
+    LayerRecorder,
     LossScale,
     MeasurementState,
     measure_gradients,
@@ -97,7 +97,7 @@ class SiteLogger(HookboardCallback[V]):
         """Return what is to be measured for the argument `statistics`; ValueError if one is unknown."""
         return plan(self.statistics)
 
-    def _finish(self, found: Readings) -> Readings:
+    def _complete(self, found: Readings) -> Readings:
         """Compute what needs the readings of several sites, such as ratios; a subclass may override this."""
         return found
 
@@ -121,7 +121,7 @@ class SiteLogger(HookboardCallback[V]):
     def _prepare(self, loop: Loop, state: V) -> None:
         state.roles = self._roles()
         state.table = self._table(loop, state)
-        state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
+        state.layer_record = next((other.layer_record for other in self._live.values()), LayerRecorder(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
             state.loss_scale = LossScale(scaler) if scaler is not None and scaler.is_enabled() else None
@@ -150,7 +150,7 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.attach()
         state.weights = weights_of(state.selection.owners)
         state.table.forget_shapes()
-        state.news.facts = None
+        state.layer_record.facts = None
 
     def _leave(self, state: V) -> None:
         state.end_step()  # also if Ctrl-C has come in the middle of a batch's end, or of this
@@ -200,7 +200,7 @@ class SiteLogger(HookboardCallback[V]):
             return
         before, state.weights = state.weights, weights_of(owners)
         if not all(weight is before.get(name) for name, weight in state.weights.items()):
-            state.news.facts = None
+            state.layer_record.facts = None
             self._say_changed()
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
@@ -210,8 +210,8 @@ class SiteLogger(HookboardCallback[V]):
 
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""
-        model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
-        facts = news.known(model, state.selection)
+        model, step, writes, layer_record = loop.model, loop.logged_step, loop.is_rank_zero, state.layer_record
+        facts = layer_record.known(model, state.selection)
         is_first, state.has_logged = not state.has_logged, True
         causes = state.why_nothing() if is_first else {}  # now, as the model may change before the readings arrive
         sent = self._send(loop, state)
@@ -219,10 +219,10 @@ class SiteLogger(HookboardCallback[V]):
         def write() -> None:
             with self._all_ranks_at(f"{state.stage} {step}"):
                 readings = sent()
-            readings = self._finish(readings)
+            readings = self._complete(readings)
             self._readings = readings.values()
             if writes:
-                records = news.record(readings.places, facts, state.table, state.every_n_steps)
+                records = layer_record.record(readings.places, facts, state.table, state.every_n_steps)
                 state.loggers.write(Entry(step, readings.scalars(), readings.with_histogram(), records=records))
             if causes:
                 where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
@@ -458,7 +458,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     ) -> None:
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
-    def _asked(self, among: Collection[str]) -> list[str]:
+    def _chosen(self, among: Collection[str]) -> list[str]:
         statistics = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
         return [name for name in among if name in statistics]
 
@@ -466,12 +466,12 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
 
     def _roles(self) -> list[Role]:
-        return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
+        return ["parameter", "parameter_update"] if self._chosen(UPDATES) else ["parameter"]
 
     def _select(self, model: nn.Module) -> Selection:
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))
 
-    def _finish(self, found: Readings) -> Readings:
+    def _complete(self, found: Readings) -> Readings:
         sites, values = found.places.sites, _values_of_updates(found)
         are_updates = [site.role == "parameter_update" for site in sites]
 
@@ -481,7 +481,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             ]
 
         columns = {name: only(column, False) for name, column in found.statistics.items()}
-        columns |= {name: only(values[name].tolist(), True) for name in self._asked(UPDATES)}
+        columns |= {name: only(values[name].tolist(), True) for name in self._chosen(UPDATES)}
         is_kept = np.array([site.role != "parameter_before" for site in sites], bool)
         return dataclasses.replace(found, statistics=columns).where(is_kept)
 

@@ -8,7 +8,7 @@ from hookboard.callbacks.measurement_state import Facts, MeasurementState
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look
 from hookboard.health.page import Page
-from hookboard.health.report import closing, news
+from hookboard.health.report import alarm_text, closing
 from hookboard.health.rule import Verdict
 from hookboard.health.rules.numerics import Nonfinite, before_nonfinite
 from hookboard.health.run import Run, StepFacts
@@ -29,13 +29,15 @@ class Reporter:
         self._page = Page(state.every_n_steps, judge.look_at)
         self.said: list[Verdict] = []  # the alarms for which a warning was given in this fit
 
-    def see(self, look: Look, facts: StepFacts, known: Facts) -> None:
-        """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerNews.record`."""
+    def see(self, look: Look, facts: StepFacts, layers: Facts) -> None:
+        """Judge a look, warn of new alarms, and write the page and the record of layers, see `LayerRecorder.record`."""
         verdicts = self.judge.see(look, facts)
         self._say_new(verdicts)
         if self._loggers.loggers:
             entry, state = self._page.entry(self.judge.run, verdicts), self._state
-            entry.records.update(state.news.record(look.readings.places, known, state.table, state.every_n_steps))
+            entry.records.update(
+                state.layer_record.record(look.readings.places, layers, state.table, state.every_n_steps)
+            )
             self._loggers.write(entry)
 
     def tell(self, events: Sequence[Nonfinite], is_searched: bool) -> None:
@@ -65,7 +67,7 @@ class Reporter:
         for verdict in verdicts:
             if verdict.severity == "alarm" and (verdict.rule, verdict.module) not in known:
                 self.said.append(verdict)
-                alert(news(verdict))
+                alert(alarm_text(verdict))
 
 
 def write_report(loggers: Loggers, files: EventFiles, run: Run) -> None:

@@ -153,7 +153,7 @@ def _root_of(case: Case, found: Mapping[Case, Case]) -> Case:
 
 
 def _follows(run: Run, cause: Cause, one: Case, other: Case) -> bool:
-    # Of a note nobody knows that it harms; unless it is a root, it explains another note on that very layer at most.
+    # A note is not known to do harm: unless it is a root, it explains at most another note on that very layer.
     is_on_that_layer = other.severity == "note" and one.module and one.module == other.module
     if one.severity == "note" and not (one.finding.is_root or is_on_that_layer):
         return False

@@ -9,19 +9,20 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | seen | nothing | a look shows the finding |
 | forgotten | nothing | it was seen for less than a window, and a look does not show it |
 | note | a note | it was there at `window` looks in a row; at once: at one |
-| alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
-| note again | a note, "previously an alarm" | there is neither harm nor proof any longer |
-| over | its end, `until` | it was missing at `window` looks; while the loss falls a note that is over is dropped |
+| alarm | an alarm | as many findings in a row were alarms, whatever was missing between them; harm or proof |
+| note again | a note, "previously an alarm" | neither harm nor proof is left, or as many findings in a row were notes |
+| missing | its last step, `until` | a look does not show it |
+| over | the same | it was missing at `window` looks; while the loss is well, a note that is over is dropped |
 | waiting | a note that names a case | that case would explain it, but has not lasted yet; for a window at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
 What is stored of a case is whether it is seen, a note or an alarm (`Case.state`); the other states follow from its
 looks, from the loss, and from other cases. A finding that is an alarm from the start is never shown as a note first.
 
-There is harm while the loss shows it (`LossCurve.is_harmed`), and until the loss has been well for a window: at the
-first looks nothing is known of it, and what is an alarm at once need not wait. A finding is proof if it is hard
-(`Finding.is_hard`) and still there, or if it was made at its very step; unless the loss falls, it is also proof if one
-of its earlier alarms did not depend on the loss (`Case.is_proven`).
+There is harm while the loss shows it (`LossCurve.is_harmed`), and for a window after it has recovered: at the first
+looks nothing is known of it, and what is an alarm at once need not wait. A finding is proof if it is hard
+(`Finding.is_hard`) and still there, or was added by `Judge.add`; and, unless the loss is well (`LossCurve.is_well`), if
+one of its earlier alarms did not depend on the loss (`Case.is_proven`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,8 +61,8 @@ class Judge:
         self._closed: dict[Key, Case] = {}
         self.verdicts: tuple[Verdict, ...] = ()  # worst first
         self._alarmed: set[Key] = set()  # what has been an alarm
-        self._well = 0  # looks at which the loss was well since it showed harm
-        self._asked: int | None = None  # the step of the look at which all rules were asked last
+        self._looks_recovered = 0  # looks in a row at which the loss had recovered from its harm
+        self._last_full: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
 
     def see(self, look: Look, facts: StepFacts | None = None) -> tuple[Verdict, ...]:
@@ -69,14 +70,14 @@ class Judge:
         self.run.facts = self.run.facts if facts is None else facts
         self.run.see(look)
         if self.run.losses.is_harmed:
-            self._well = 0
+            self._looks_recovered = 0
         elif self.run.losses.has_recovered:
-            self._well += 1
+            self._looks_recovered += 1
         is_early = self.run.seen <= WINDOWS_ALWAYS_ASKED * self.run.window
         gap = STEPS_BETWEEN_ASKING[self._asks % len(STEPS_BETWEEN_ASKING)]
-        is_due = self._asked is None or is_early or not 0 <= look.step - self._asked < gap
+        is_due = self._last_full is None or is_early or not 0 <= look.step - self._last_full < gap
         if is_due:
-            self._asked = look.step
+            self._last_full = look.step
             self._asks += 1
         return self._ask([rule for rule in self._rules if rule.of != "end" and (is_due or rule.at_once)])
 
@@ -126,9 +127,9 @@ class Judge:
 
     def _verdicts_now(self) -> tuple[Verdict, ...]:
         """Return the verdicts on the cases as they are now, worst first."""
-        is_harmed = self._well < self.run.window and self.run.seen > 0
-        is_well = self.run.losses.is_well and not is_harmed
-        # While the loss falls, a note that is over is dropped, unless it happened in a single step.
+        may_be_harmed = self._looks_recovered < self.run.window and self.run.seen > 0
+        is_well = self.run.losses.is_well and not may_be_harmed
+        # While the loss is well, a note that is over is dropped, unless it happened in a single step.
         cases = [
             case
             for case in self._closed.values()
@@ -137,10 +138,10 @@ class Judge:
         cases += [case for case in self._open.values() if case.is_said]
         early = [case for case in self._open.values() if not (case.is_said or case.missed)]
         for case in (*cases, *early):
-            case.weigh(self.run.window, is_harmed, is_well)
+            case.weigh(self.run.window, may_be_harmed, is_well)
         texts = {case: self._wait(case, early) for case in cases}
         causes = explained(cases, self.run)
-        # What does no harm by itself does, where an alarm follows from it.
+        # A note that causes an alarm is shown as an alarm.
         worse = {cause for case, cause in causes.items() if case.severity == "alarm" and cause.severity == "note"}
 
         def rank(case: Case) -> tuple[object, ...]:
@@ -188,13 +189,13 @@ class Judge:
             severity = "note"
         elif severity == "alarm":
             self._alarmed.add(key)
-            # Of what is told between two looks, the losses are not yet known.
+            # Between two looks, the latest losses are not yet known.
             if case.rule == NONFINITE.name and self.run.looks and case.since <= self.run.now.step:
                 lower = "ower the learning rate"  # at the start of a sentence or not
                 advice = advice.replace(lower, f"{lower}{to_stable_rate(self.run)}")
         elif key in self._alarmed:
             level = self.run.losses.level()
-            why = f"; the loss has fallen to {level:.3g} since" if self._well >= self.run.window else ""
+            why = f"; the loss has fallen to {level:.3g} since" if self._looks_recovered >= self.run.window else ""
             evidence = _and_says(evidence, f"previously an alarm{why}")
         follows_from = None if cause is None else (cause.rule, cause.module)
         when = case.since, case.until(self.run.window)
@@ -270,7 +271,7 @@ class Judge:
             case = self._open[key] = Case(*key, step, finding, "step" if rule.at_once else "looks")
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
-        is_kept = not (case.is_proven or losses.is_harmed) and self._well < self.run.window
+        is_kept = not (case.is_proven or losses.is_harmed) and self._looks_recovered < self.run.window
         case.add(finding, step, self.run.window, is_kept)
         needs_no_loss = finding.is_hard or not (losses.is_harmed and losses.is_finite)
         case.is_proven |= finding.severity == "alarm" and needs_no_loss

@@ -69,7 +69,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     return lines
 
 
-def news(verdict: Verdict) -> str:
+def alarm_text(verdict: Verdict) -> str:
     """Return the text printed for a new verdict, with its advice, in lines of at most 100 characters."""
     return "\n".join([*_wrapped(f"HealthMonitor: {verdict}", "", 4), *_wrapped(more_on([verdict.rule]), "    ", 4)])
 

@@ -345,11 +345,11 @@ class Case:
         """Whether it has lasted long enough for a verdict."""
         return self.state != "seen"
 
-    def weigh(self, window: int, is_harmed: bool, is_well: bool) -> None:
+    def weigh(self, window: int, may_be_harmed: bool, is_well: bool) -> None:
         """Set `severity`: that of the finding until it is said; then an alarm needs harm or proof, see `judge.py`."""
-        is_proof = (self.finding.is_hard and not self.missed) or self.origin == "event"
-        is_open = self.is_proven and not is_well and (self.origin != "looks" or self.missed < window)
-        is_alarm = self.state == "alarm" and (is_harmed or is_proof or is_open)
+        is_certain = (self.finding.is_hard and not self.missed) or self.origin == "event"
+        was_proven = self.is_proven and not is_well and (self.origin != "looks" or self.missed < window)
+        is_alarm = self.state == "alarm" and (may_be_harmed or is_certain or was_proven)
         if self.is_said:
             self.severity = "alarm" if is_alarm else "note"
         else:

@@ -1,21 +1,17 @@
 """The base class of all callbacks, and the loops that call it: of a Lightning Trainer, and of a loop without one.
 
 `TrainerLoop` (`trainer.py`) hears the hooks of a Trainer. `BareLoop` (`bare.py`) hears what the user calls on `watch`,
-or what `TransformersCallback` calls for the Trainer of Hugging Face. Both tell the callbacks the same (`loop.py`), and
-each callback decides what it does about it (`callback.py`). Only those in `Loop.in_batch` hear of the backward passes,
-the optimizer steps and the end of a batch. The way of a batch:
+or what `TransformersCallback` calls for the Trainer of Hugging Face. Both tell the callbacks the same events
+(`loop.py`), and each callback decides what it does about them (`callback.py`).
 
-| the loop | each callback | what a subclass overrides |
-|---|---|---|
-| the run begins | `start`: selects modules for each stage, or says why it measures nothing | `_select`, `_attach` |
-| `begin_training` | `open_training`: goes on from a checkpoint | `_begin_training`, `_resume` |
-| `begin_batch` | `open_batch`: joins `Loop.in_batch` if the batch is due | `_wants`, `_begin_batch` |
-| before and after a backward pass | | `_before_backward`, `_after_backward` |
-| before an optimizer steps | | `_before_optimizer_step` |
-| `end_batch` | `finish`: reads what earlier steps have measured | functions given to `_do_later` |
-| | `close_batch`: takes off the hooks of the batch | `_end_batch` |
-| an evaluation begins, ends | `open_evaluation`, `close_evaluation` | `_begin_evaluation`, `_end_evaluation` |
-| `end_training`, `end_run` | takes off all hooks, and leaves | `_end_training`, `_leave`, `_saved` |
+What happens in a batch:
 
-Each call goes through `HookboardCallback.hear`, which keeps errors away from training.
+1. `Loop.begin_batch` asks each callback whether the batch is due (`_wants`). Those for which it is join
+   `Loop.in_batch`; nobody else hears of the batch.
+2. They put up or switch on their hooks (`_begin_batch`), and hear of each backward pass and of each optimizer's step.
+3. `Loop.end_batch` first has all callbacks read what earlier steps have measured (`finish`). Then it ends the batch:
+   hooks are taken off or switched off, and what was measured is sent (`_end_batch`, `_do_later`).
+
+`callback.py` begins with all events of a run. Every call but `start` and `end_run`, which guard themselves, goes
+through `HookboardCallback.call_safely`: an error ends the callback, not the training.
 """

@@ -16,7 +16,7 @@
     on_train_end                        end_training           _end_training
     teardown or on_exception            end_run                _leave; all hooks are removed
 
-`hear` keeps errors away from training: an error ends all stages of its callback, not the run.
+`call_safely` keeps errors away from training: an error ends all stages of its callback, not the run.
 """
 
 import inspect
@@ -106,7 +106,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         super().__init__()
         self._name = type(self).__name__  # what messages call it
         self._live: dict[str, W] = {}  # the state of each stage that is measured in the present run, by stage
-        self._pending: list[tuple[W, Callable[[], None]]] = []  # what due steps have measured and is still to be read
+        self._pending: list[tuple[W, Callable[[], None]]] = []  # measurements of due steps that are still to be read
         # True if reading would wait for a device or other ranks: it is put off to the end of the next batch, or epoch.
         self._reads_later = False
         self._has_said_changed = False
@@ -277,7 +277,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
                 self._follow(loop, state)
             self._begin_batch(loop, state, batch, batch_idx)
 
-    def hear(self, state: W, method: Callable[..., object], *arguments: Any) -> None:
+    def call_safely(self, state: W, method: Callable[..., object], *arguments: Any) -> None:
         """Call one of its methods; an error, or nothing to show, ends all its stages with a warning."""
         try:
             if self.calls_the_model:
@@ -302,7 +302,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
     def finish(self) -> None:
         """Read what is pending, and wait for it; in the same order on every rank."""
         while self._pending:
-            self.hear(*self._pending.pop(0))
+            self.call_safely(*self._pending.pop(0))
 
     @unseen
     def end_run(self, loop: Loop, has_failed: bool = False) -> None:
@@ -384,7 +384,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
             if stage in running:
                 loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
                 state = self.state_class(stage, every_n_steps, loggers, selection, layout)
-                self.hear(state, self._open_stage, loop, state)
+                self.call_safely(state, self._open_stage, loop, state)
                 if state.has_fault:
                     break
 
@@ -392,7 +392,7 @@ class HookboardCallback(Callback, ABC, Generic[W]):
         self._prepare(loop, state)
         self._live[state.stage] = state
         self._attach(loop, state)
-        if not loop.is_fitting:  # which has begun
+        if not loop.is_fitting:  # the evaluation has begun already
             self.open_evaluation(loop, state)
 
     def _follow(self, loop: Loop, state: W) -> None:

@@ -73,7 +73,7 @@ class Loop:
         """Call a method of members, for a state of each: by default of those that take part in the running batch."""
         for member, state in [*(self.in_batch if to is None else to)]:
             if not state.has_fault:
-                member.hear(state, getattr(member, event), self, state, *arguments)
+                member.call_safely(state, getattr(member, event), self, state, *arguments)
 
     def _states(self, stage: str = "") -> list[tuple[Any, Any]]:
         return [(member, state) for member in self.members for state in member.states if stage in ("", state.stage)]

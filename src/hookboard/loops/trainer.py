@@ -17,7 +17,7 @@ from hookboard.base.checks import is_lightning, is_wrapped
 from hookboard.loops.loop import Loop
 
 
-def _asked(of: str | Callable[[Any], object]) -> Any:
+def _read_only(of: str | Callable[[Any], object]) -> Any:
     """Make a read-only property: the value at a dotted path of attributes, or what a function of `self` returns."""
     return property(attrgetter(of) if isinstance(of, str) else of)
 
@@ -36,8 +36,8 @@ SET_BY_LIGHTNING = ("log", "log_dict")
 """The attributes that Lightning sets on each callback at the start of every run; they hold the whole model."""
 
 
-def _calls(method: str, *first: object, passes: int = 0) -> Any:
-    """Make a hook of Lightning that calls a method of the `Loop`, with `first` and so many of the hook's arguments."""
+def _hook_calling(method: str, *first: object, passes: int = 0) -> Any:
+    """Make a hook of Lightning that calls a method of the `Loop`, with `first` and its own first `passes` arguments."""
 
     def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *arguments: Any, **named: Any) -> None:
         if self.in_batch or method != "tell":  # what happens in a batch is told to nobody in most steps
@@ -64,34 +64,34 @@ class TrainerLoop(Loop, Callback):
         """Return the loop of a Trainer: the one among its callbacks, if ours take part in its run."""
         return next((one for one in trainer.callbacks if isinstance(one, TrainerLoop)), TrainerLoop(trainer))  # type: ignore[attr-defined]  # set outside its __init__
 
-    model = _asked("trainer.lightning_module")
-    device = _asked("trainer.lightning_module.device")
-    optimizers = _asked("trainer.optimizers")
-    loggers = _asked(lambda loop: [] if loop.trainer.fast_dev_run else loop.trainer.loggers)  # that swallow all
+    model = _read_only("trainer.lightning_module")
+    device = _read_only("trainer.lightning_module.device")
+    optimizers = _read_only("trainer.optimizers")
+    loggers = _read_only(lambda loop: [] if loop.trainer.fast_dev_run else loop.trainer.loggers)  # they discard all
 
     # `global_step` counts every optimizer's step, and has already moved on when a batch ends.
-    logged_step = _asked("trainer.fit_loop.epoch_loop._batches_that_stepped")
-    log_every_n_steps = _asked("trainer.log_every_n_steps")
-    has_validation = _asked("trainer.enable_validation")
-    is_rank_zero = _asked("trainer.is_global_zero")
-    world_size = _asked("trainer.world_size")
-    scaler = _asked(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
-    largest_norm = _asked(lambda loop: _largest_norm(loop.trainer))
-    is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
-    is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
-    is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
-    is_model_parallel = _asked(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
+    logged_step = _read_only("trainer.fit_loop.epoch_loop._batches_that_stepped")
+    log_every_n_steps = _read_only("trainer.log_every_n_steps")
+    has_validation = _read_only("trainer.enable_validation")
+    is_rank_zero = _read_only("trainer.is_global_zero")
+    world_size = _read_only("trainer.world_size")
+    scaler = _read_only(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
+    largest_norm = _read_only(lambda loop: _largest_norm(loop.trainer))
+    is_accumulating = _read_only(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
+    is_running = _read_only(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
+    is_fitting = _read_only(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
+    is_model_parallel = _read_only(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
 
-    stage = _asked("trainer.state.stage.value")
+    stage = _read_only("trainer.state.stage.value")
 
-    @_asked
+    @_read_only
     def evaluation_loss(self) -> Tensor | None:
         logged = self.trainer.callback_metrics
         names = [name for name in logged if is_name_of_evaluation_loss(name)]
         # `val_loss` rather than one of its terms, such as `val_loss_boxes`.
         return logged[min(names, key=len)] if names else None
 
-    @_asked
+    @_read_only
     def weights_kept_by(self) -> str | None:
         strategy = self.trainer.strategy
         return type(strategy).__name__ if is_lightning(strategy, FSDPStrategy, DeepSpeedStrategy) else None
@@ -117,20 +117,20 @@ class TrainerLoop(Loop, Callback):
             rest = [each for each in self.trainer.callbacks if each is not self]  # type: ignore[attr-defined]  # as above
             self.trainer.callbacks = rest  # type: ignore[attr-defined]  # as above
 
-    on_train_start = _calls("begin_training")
-    on_validation_start = _calls("begin_evaluation")  # outside of a fit it has begun before this is a callback
-    on_train_batch_start = on_validation_batch_start = _calls("begin_batch", passes=3)
+    on_train_start = _hook_calling("begin_training")
+    on_validation_start = _hook_calling("begin_evaluation")  # outside of a fit it has begun before this is a callback
+    on_train_batch_start = on_validation_batch_start = _hook_calling("begin_batch", passes=3)
     on_test_batch_start = on_predict_batch_start = on_train_batch_start
-    on_before_backward = _calls("tell", "_before_backward", passes=1)
-    on_after_backward = _calls("tell", "_after_backward")
-    on_before_optimizer_step = _calls("tell", "_before_optimizer_step", passes=1)
-    on_train_batch_end = on_validation_batch_end = _calls("end_batch")
+    on_before_backward = _hook_calling("tell", "_before_backward", passes=1)
+    on_after_backward = _hook_calling("tell", "_after_backward")
+    on_before_optimizer_step = _hook_calling("tell", "_before_optimizer_step", passes=1)
+    on_train_batch_end = on_validation_batch_end = _hook_calling("end_batch")
     on_test_batch_end = on_predict_batch_end = on_train_batch_end
-    on_validation_end = on_test_end = on_predict_end = _calls("end_evaluation")
-    on_train_epoch_end = _calls("end_epoch")
-    on_train_end = _calls("end_training")
-    on_exception = _calls("end_run", True)  # it has failed: Lightning does not call `teardown` then
-    teardown = _calls("end_run")
+    on_validation_end = on_test_end = on_predict_end = _hook_calling("end_evaluation")
+    on_train_epoch_end = _hook_calling("end_epoch")
+    on_train_end = _hook_calling("end_training")
+    on_exception = _hook_calling("end_run", True)  # it has failed: Lightning does not call `teardown` then
+    teardown = _hook_calling("end_run")
 
 
 def _largest_norm(trainer: Trainer) -> float:

@@ -1,4 +1,4 @@
-"""The whole way of a number: hooks on modules, tensors measured as rows of a table, the table merged into readings.
+"""The path of a number: hooks on modules, tensors measured as rows of a table, the table merged into readings.
 
 A due step:
 
@@ -7,8 +7,9 @@ A due step:
    `Slab` (`slab.py`), the memory for all rows on a device. The kernel in C does that (`native.py`), or that of Triton
    (`on_gpu.py`), or where no kernel reads the tensor, torch (`by_torch.py`).
 3. `Table.send` starts the copy of the slab to the host. Nothing waits: it returns a function that does.
-4. That function, called at the end of a later batch, merges the rows with those of other ranks, computes the
-   statistics (`statistics.py`), and returns the `Readings` (`row.py`), whose columns loggers write and rules judge.
+4. That function merges the rows with those of other ranks, computes the statistics (`statistics.py`), and returns the
+   `Readings` (`row.py`), whose columns loggers write and rules judge. On a CPU with one process it is called at once,
+   else at the end of the next batch.
 
 To add a statistic, add a line to `FORMULAS` in `statistics.py`.
 """

@@ -310,13 +310,13 @@ class Places:
 
 @dataclass(eq=False)
 class Readings(Mapping[Site, Reading]):
-    """The readings of one flush by site, as columns: an object for each would cost more than all else in a flush.
+    """The readings of one `Table.send` by site, as columns: an object for each would cost more than all the rest.
 
     Args:
         rows: the moments of each site, shape (sites, WIDTH), float64.
         statistics: each statistic's value for each site; None where the site has none.
-        flags: the numbers that came with the flush: the largest that any rank reported of each.
-        along: further numbers that came with the flush, of this rank.
+        flags: the numbers that came with it: the largest that any rank reported of each.
+        along: further numbers that came with it, of this rank.
     """
 
     places: Places

@@ -184,7 +184,7 @@ class Slab:
         all_owns = torch.stack([*owns.values()]) if owns else _NONE
         copied = sent_together([*blocks, all_owns, *(_NONE if each is None else each for each in along)])
 
-        def arrived() -> tuple[Measured, list[list[float]]]:
+        def wait_and_split() -> tuple[Measured, list[list[float]]]:
             rows, bins, own_numbers, *rest = [copy.numpy() for copy in copied()]
             if not self._plan.with_abs_mean:
                 rows[:, _ABS_MEAN] = math.nan
@@ -195,7 +195,7 @@ class Slab:
             counts = [bins[row] if row >= 0 else None for row in of_bins]
             return Measured(slots, rows[starts], own, channels, counts, *kinds), [each.tolist() for each in rest]
 
-        return arrived
+        return wait_and_split
 
 
 def _kernel_of(device: torch.device) -> Any:
@@ -233,12 +233,12 @@ def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     for device, event in events.items():
         event.record(torch.cuda.current_stream(device))
 
-    def arrived() -> list[Tensor]:
+    def wait_for_copies() -> list[Tensor]:
         for event in events.values():
             event.synchronize()
         return hosts
 
-    return arrived
+    return wait_for_copies
 
 
 class Extent(NamedTuple):

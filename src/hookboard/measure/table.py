@@ -119,7 +119,7 @@ class Table:
         if self._device.type == "cpu":
             native.report_missing_kernel()
 
-        def arrived() -> Readings:
+        def wait_and_merge() -> Readings:
             read = [copied() for copied in sent]
             found = functools.reduce(Measured.followed_by, (of_slab for of_slab, _ in read))
             all_flags, numbers = read[0][1]
@@ -127,7 +127,7 @@ class Table:
                 found, all_flags = self._agreement.merged(found, self._slots, all_flags)
             return self._readings(found, all_flags, numbers)
 
-        return arrived
+        return wait_and_merge
 
     def _slot(self, site: Site) -> Slot:
         with self._lock:

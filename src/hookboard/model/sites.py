@@ -52,7 +52,7 @@ OF_PARTS: tuple[Role, ...] = get_args(PartRole)
 
 
 class Site(NamedTuple):
-    """One tensor slot that is watched.
+    """One watched tensor of the model.
 
     Attributes:
         name: the dotted name of the module or of the parameter.

@@ -481,13 +481,13 @@ OBSERVERS: Mapping[str, Observer] = {
 
 def findings_of(done: TracedStep, rules: Sequence[Rule]) -> list[Finding]:
     """Return the findings of the rules, equal ones once. A rule that raises gives a warning and no findings."""
-    return list(dict.fromkeys(finding for rule in rules for finding in _asked(rule, done)))
+    return list(dict.fromkeys(finding for rule in rules for finding in _findings_of_rule(rule, done)))
 
 
-def _asked(rule: Rule, done: TracedStep) -> list[Finding]:
+def _findings_of_rule(rule: Rule, done: TracedStep) -> list[Finding]:
     try:
         return [] if rule.judge is None else [replace(one, rule=one.rule or rule.name) for one in rule.judge(done)]
-    except Exception as error:  # the rule may be the user's; the others are still asked
+    except Exception as error:  # the other rules are still asked
         warn_switched_off(f"the rule {rule.name!r} of audit", error)
         return []
 

@@ -1,4 +1,4 @@
-"""`Reader`: traces a step while it runs, and asks all `STEP_RULES` about it."""
+"""`Reader`: traces a step while it runs, and asks the `STEP_RULES` about it."""
 
 import functools
 import math

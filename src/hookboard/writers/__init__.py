@@ -1,6 +1,5 @@
 """Writes numbers, pictures and texts to loggers.
 
-`entry.py` is what is written, `loggers.py` writes it to all loggers of a run. To add a logger, write a function that
-writes an `Entry` and one that says where it is found, as in `lightning_loggers.py`, and add a line to `KINDS` in
-`loggers.py`.
+`entry.py` is what is written, `loggers.py` writes it to all loggers of a run, with the functions of
+`lightning_loggers.py` and `tensorboard.py`. CONTRIBUTING.md says how to add one.
 """
