@@ -24,23 +24,10 @@ def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
     assert np.isnan(rows.rms).tolist() == [True, True, False]
 
 
-def test_channels_of_all_layers_are_reduced_layer_by_layer():
-    wide, narrow = noise(8), noise(3, seed=1)
-    units = arrays_of(outputs("a", wide), outputs("b", narrow)).outputs
-    assert units.places.tolist() == [0, 2]
-    sums = np.add.reduceat(np.square(units.columns["deviation"]), units.starts)
-    np.testing.assert_allclose(sums, [sum(unit[2] ** 2 for unit in rows) for rows in (wide, narrow)])
-
-
-def test_weights_that_were_0_before_the_first_step_are_known():
-    began = [reading("b.weight", "parameter_before", [row(deviation=0.0, zeros=100)] * 8)]
-    assert arrays_of(*weights("a"), *began).began_at_zero.tolist() == [False, False, True]
-
-
-def test_a_bias_that_is_not_0_does_not_count_beside_a_matrix_that_is():
+def test_weights_that_were_0_before_the_first_step_are_known_though_their_bias_was_not():
     zero, bias = [row(deviation=0.0, zeros=100)] * 8, [row(mean=1.0)]
     began = [reading("b.weight", "parameter_before", zero), reading("b.bias", "parameter_before", bias)]
-    assert arrays_of(*began).began_at_zero.tolist() == [False, False, True]
+    assert arrays_of(*weights("a"), *began).began_at_zero.tolist() == [False, False, True]
 
 
 def test_percentiles_are_those_of_numpy():

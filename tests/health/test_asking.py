@@ -70,8 +70,3 @@ def test_the_window_counts_the_looks_at_which_rules_are_asked():
 def test_what_comes_once_in_some_steps_does_not_seem_to_last(period):
     for phase in range(period):
         assert said(range(EARLY + 60), range(phase, 200, period)) == []
-
-
-def test_a_verdict_ends_with_the_last_look_that_showed_its_finding():
-    first, last = LATER[0], LATER[2]
-    assert said(range(last + 3 * FAR), range(first, last + 1)) == [(first, last)]

@@ -28,20 +28,15 @@ def test_one_look_is_enough_for_an_alarm():
     )
 
 
-def test_an_rms_has_as_many_digits_as_tell_ranks_apart():
-    (verdict,) = said(Apart("w", [([0], 1.0), ([1], 1.00001)]))
-    assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 1.00001 on rank 1")
+def test_an_rms_has_as_many_digits_as_tell_ranks_apart_and_one_other_weight_is_named():
+    (verdict,) = said(Apart("w", [([0], 1.0), ([1], 1.00001)]), Apart("b", [([0], 1.0), ([1], 2.0)]))
+    assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 1.00001 on rank 1; b differs too")
 
 
 def test_of_many_ranks_and_weights_the_number_is_said():
     apart = Apart("w", [([*range(9)], 1.0), ([9], 2.0)])
     (verdict,) = said(apart, apart, apart)
     assert verdict.evidence.endswith("the weight's RMS is 1 on 9 ranks, 2 on rank 9; 2 other weights differ too")
-
-
-def test_one_other_weight_is_named():
-    (verdict,) = said(Apart("w", [([0], 1.0), ([1], 2.0)]), Apart("b", [([0], 1.0), ([1], 2.0)]))
-    assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 2 on rank 1; b differs too")
 
 
 @pytest.mark.parametrize(("same", "advice"), [(True, "broadcast the weights"), (False, "average the gradients")])

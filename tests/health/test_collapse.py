@@ -17,15 +17,12 @@ def answers(spreads, names=NAMES):
     return [outputs(name, part) for name, part in zip(names, rows, strict=True)]
 
 
-@pytest.mark.parametrize(("end", "fires"), [(0.03, False), (0.01, True)])
-def test_a_model_that_answers_all_samples_nearly_alike_is_worth_a_note(end, fires):
-    run = run_of(CHAIN, lambda n: answers([1, 1, 1, 1, 0.5, 0.2, 0.1, end]), losses=falling)
-    assert [finding.severity for finding in findings(COLLAPSED, run)] == (["note"] if fires else [])
-
-
-def test_it_is_an_alarm_where_the_loss_shows_harm():
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [0.01]), losses=harmed, count=12))
-    assert finding.severity == "alarm"
+@pytest.mark.parametrize(
+    ("end", "losses", "severities"), [(0.03, falling, []), (0.01, falling, ["note"]), (0.01, harmed, ["alarm"])]
+)
+def test_a_model_that_answers_all_samples_nearly_alike_is_a_note_and_with_harm_an_alarm(end, losses, severities):
+    run = run_of(CHAIN, lambda n: answers([1, 1, 1, 1, 0.5, 0.2, 0.1, end]), losses=losses, count=12)
+    assert [finding.severity for finding in findings(COLLAPSED, run)] == severities
 
 
 @pytest.mark.parametrize(("end", "count", "severity"), [(5e-4, 6, "alarm"), (5e-4, 3, "note"), (1e-7, 3, "alarm")])
@@ -42,14 +39,14 @@ def test_numbers_to_be_hit_may_differ_by_a_thousandth_of_their_size():
     assert [finding.severity for finding in findings(COLLAPSED, run)] == ["note"]
 
 
-def test_the_layer_is_named_that_loses_what_tells_samples_apart():
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4])))
-    assert finding.module == "fc3"
-
-
-def test_what_fades_from_layer_to_layer_is_the_matter_of_the_whole_model():
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([10 ** (-0.6 * i) for i in range(8)])))
-    assert finding.module == ""
+@pytest.mark.parametrize(
+    ("spreads", "module"),
+    [([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4], "fc3"), ([10 ** (-0.6 * i) for i in range(8)], "")],
+    ids=["in one layer", "from layer to layer"],
+)
+def test_the_layer_is_named_that_loses_what_tells_samples_apart_if_it_is_one(spreads, module):
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers(spreads)))
+    assert finding.module == module
 
 
 def test_a_branch_that_gives_a_constant_is_healthy_unless_it_was_none_at_first():

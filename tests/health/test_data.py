@@ -62,13 +62,16 @@ def test_counts_of_words_have_a_long_tail():
     assert not judged([row(100, 5.0 / rank, 5.0 / rank) for rank in range(1, 200)], harmed)
 
 
-def test_a_border_that_is_always_0_and_a_column_of_ones_are_healthy():
-    assert not judged([*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)], harmed)
-
-
-def test_a_border_that_is_at_the_least_number_of_scaled_pixels_is_healthy():
-    pixels = [row(100, 0.1, 1.0, low=-0.42, high=2.8)] * 6
-    assert not judged([*pixels, row(100, -0.42, 0.0)], harmed)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)],
+        [*[row(100, 0.1, 1.0, low=-0.42, high=2.8)] * 6, row(100, -0.42, 0.0)],
+    ],
+    ids=["0 and 1", "the least number of scaled pixels"],
+)
+def test_columns_that_never_change_are_healthy_at_numbers_that_a_border_has(columns):
+    assert not judged(columns, harmed)
 
 
 def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
@@ -120,16 +123,11 @@ def test_a_target_is_not_taken_for_what_goes_into_the_model(index, fires):
     assert bool(found) is fires
 
 
-def test_nan_among_the_targets_is_named_all_the_same():
-    given = dataclasses.replace(batch([row(90, nonfinite=10)] * 3), site=Site("", "input", "1"))
+@pytest.mark.parametrize(("finite", "share"), [(90, "10%"), (0.1, "99.9%")])
+def test_nan_among_the_targets_is_named_all_the_same_and_its_share_has_no_exponent(finite, share):
+    given = dataclasses.replace(batch([row(finite, nonfinite=100 - finite)] * 3), site=Site("", "input", "1"))
     (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
-    assert finding.evidence.startswith("in tensor 1 of the batch, 10% of the values are NaN or infinite")
-
-
-def test_of_a_batch_of_almost_nothing_but_nan_the_share_has_no_exponent():
-    given = dataclasses.replace(batch([row(1, nonfinite=999)] * 3), site=Site("", "input", "0"))
-    (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
-    assert "99.9% of the values are NaN or infinite" in finding.evidence
+    assert finding.evidence.startswith(f"in tensor 1 of the batch, {share} of the values are NaN or infinite")
 
 
 def constant(value, count, **others):
@@ -144,11 +142,8 @@ def test_an_input_whose_values_are_all_equal_is_an_alarm_where_the_loss_shows_ha
     assert finding.evidence.startswith(f"in tensor 0 of the batch, all 64 values are {value:.3g}")
 
 
-def test_a_number_for_each_sample_may_be_a_constant():
+def test_a_number_for_each_sample_or_a_mask_that_lets_all_through_may_be_a_constant():
     assert not judged(constant(-0.42, EQUAL_VALUES_MIN - 1), harmed)
-
-
-def test_an_input_of_ones_is_a_mask_that_lets_all_through():
     assert not judged(constant(1.0, EQUAL_VALUES_MIN), harmed)
 
 

@@ -57,10 +57,6 @@ def judged(*evaluations, edit=lambda look: look, layers=CHANGING, loss=None, has
 EVERYWHERE = dict.fromkeys(["fc1", "act1", "head"], 5.0)
 
 
-def test_validation_that_is_like_training_is_well():
-    assert judged({}, {}, {}) == ()
-
-
 def test_the_layer_where_the_gap_begins_is_named():
     verdicts = judged(EVERYWHERE, EVERYWHERE)
     assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 39)]
@@ -144,30 +140,12 @@ def test_an_evaluation_far_behind_the_looks_is_not_compared_with_them(looks, ste
     assert bool(judge.verdicts) is fires
 
 
-def test_an_evaluation_before_training_tells_nothing():
-    judge = Judge([GAP_RULE], LAYERS, 3)
-    made = training(60)
-    judge.see_evaluation(evaluation(made[0], EVERYWHERE))
-    for one in made:
-        judge.see(one)
-    assert judge.verdicts == ()
-
-
-def test_the_last_evaluation_is_judged_though_no_step_is_measured_behind_it():
-    judge = Judge([GAP_RULE], CHANGING, 3)
-    *made, last = training(60)
-    for one in made:
-        judge.see(one)
-    judge.see(last)
-    judge.see_evaluation(evaluation(last, EVERYWHERE))
-    judge.see_evaluation(evaluation(last, EVERYWHERE))
-    assert [(v.severity, v.module, v.until) for v in judge.verdicts] == [("alarm", "fc1", 59)]
-
-
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_data_that_differ_where_they_come_in_are_an_alarm_though_a_norm_hides_it_behind(times, severity):
     shifts = {"fc0": times * OTHER_DATA_GAP}
-    assert [(v.severity, v.module) for v in judged(shifts, shifts)] == [(severity, "fc0")]
+    (verdict,) = judged(shifts, shifts)
+    assert (verdict.severity, verdict.module) == (severity, "fc0")
+    assert verdict.evidence.endswith("the gap begins at the input, so the validation data or its handling differs")
     assert [v.severity for v in judged(shifts)] == ["note"]
     assert [v.severity for v in judged({"fc0": 0.97 * OTHER_DATA_GAP}, shifts)] == ["note"]
 
@@ -222,12 +200,6 @@ def test_running_statistics_on_their_way_are_an_alarm_if_they_need_longer_than_t
     assert (on_their_way in finding.evidence) is (severity == "note")
 
 
-def test_strange_statistics_of_a_single_evaluation_are_a_note():
-    (finding,) = compared({"bn": 2 * STRANGE_STATISTICS_DISTANCE})
-    assert finding.severity == "note"
-    assert finding.evidence.endswith("the running statistics of bn match none of the recent batches")
-
-
 def test_the_same_norm_must_be_strange_in_both_evaluations():
     one, other = (
         {"bn": 2 * STRANGE_STATISTICS_DISTANCE, "bn2": 0.0},
@@ -235,17 +207,6 @@ def test_the_same_norm_must_be_strange_in_both_evaluations():
     )
     assert [s.severity for s in compared(one, other)] == ["note"]
     assert [s.severity for s in compared(one, one)] == ["alarm"]
-
-
-def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
-    assert [s.severity for s in compared({}, {})] == ["alarm"]
-
-
-@pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
-def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
-    (finding,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
-    assert (finding.module, finding.severity) == ("fc0", severity)
-    assert finding.evidence.endswith("the gap begins at the input, so the validation data or its handling differs")
 
 
 def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):

@@ -40,19 +40,6 @@ def test_a_gradient_that_falls_by_three_powers_of_ten_vanishes(each, fires):
     assert bool(findings(VANISHING, run)) is fires
 
 
-def test_what_a_layer_before_the_front_gets_by_rounding_is_no_part_of_the_fall():
-    sizes = [-12.0, *[0.6 * (i - 7) for i in range(1, 8)]]
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(sizes)))
-    assert finding.module == ""
-    assert "steadily, by a factor of" in finding.evidence
-
-
-@pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
-def test_it_is_an_alarm_where_the_loss_shows_harm(losses, severity):
-    found = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.56)), losses=losses))
-    assert [finding.severity for finding in found] == [severity]
-
-
 @pytest.mark.parametrize(("moved", "severity"), [(True, "note"), (False, "alarm")])
 def test_a_gradient_that_is_gone_from_layers_that_have_learnt_is_a_note(moved, severity):
     def of_look(n):
@@ -70,20 +57,32 @@ def test_a_gradient_that_is_gone_from_layers_that_have_learnt_is_a_note(moved, s
     assert finding.severity == severity
 
 
-def test_the_layer_is_named_that_loses_most_of_the_gradient():
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients([-4, -4, -4.1, -3.9, 0, 0.1, 0, 0])))
-    assert finding.module == "fc4"
+@pytest.mark.parametrize(
+    ("sizes", "module"),
+    [([-4, -4, -4.1, -3.9, 0, 0.1, 0, 0], "fc4"), (steady(-0.6), ""), ([-12.0, *steady(-0.6)[1:]], "")],
+    ids=["in one layer", "steadily", "steadily, and the first layer gets what rounding leaves"],
+)
+def test_the_layer_is_named_that_loses_most_of_the_gradient_if_it_is_one(sizes, module):
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(sizes)))
+    assert finding.module == module
+    assert ("steadily, by a factor of" in finding.evidence) is (module == "")
 
 
-def test_a_steady_change_is_the_matter_of_the_whole_model():
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.6))))
-    assert finding.module == ""
-
-
-@pytest.mark.parametrize(("each", "count", "severity"), [(-0.56, 6, "note"), (-0.7, 3, "note"), (-0.7, 6, "alarm")])
-def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(each, count, severity):
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(each)), count=count, losses=falling))
-    assert finding.severity == severity
+@pytest.mark.parametrize(
+    ("each", "count", "losses", "severity", "is_hard"),
+    [
+        (-0.56, 6, falling, "note", False),
+        (-0.56, 6, harmed, "alarm", False),
+        (-0.7, 3, falling, "note", False),
+        (-0.7, 6, falling, "alarm", True),
+        (-0.7, 6, harmed, "alarm", True),
+    ],
+)
+def test_it_is_an_alarm_with_harm_or_by_itself_where_nothing_is_left_after_the_first_steps(
+    each, count, losses, severity, is_hard
+):
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(each)), count=count, losses=losses))
+    assert (finding.severity, finding.is_hard) == (severity, is_hard)
 
 
 def test_a_branch_that_gets_little_is_healthy_where_the_layers_before_it_get_their_gradient():
@@ -131,10 +130,8 @@ def with_activations(*types):
     [
         (
             ["ReLU"] * 4,
-            (
-                "Add normalization or residual connections, and use an initialization that suits the activation (He "
-                "for ReLU)."
-            ),
+            "Add normalization or residual connections, and use an initialization that suits the activation (He for "
+            "ReLU).",
         ),
         (
             ["Sigmoid", "ReLU", "Tanh", "Tanh"],
@@ -151,13 +148,6 @@ def test_advice_names_only_activations_that_the_model_has(types, advice):
     sizes = [-0.6 * (len(names) - 1 - i) for i in range(len(names))]
     (finding,) = findings(VANISHING, run_of(chain, gradients(sizes, names=names)))
     assert finding.advice == advice
-
-
-def test_what_is_gone_after_the_first_steps_needs_no_loss_though_it_shows_harm():
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.7)), losses=harmed))
-    assert (finding.severity, finding.is_hard) == ("alarm", True)
-    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.56)), losses=harmed))
-    assert (finding.severity, finding.is_hard) == ("alarm", False)
 
 
 def moved(change, rate=0.1, size=-0.7):

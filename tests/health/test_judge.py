@@ -40,15 +40,6 @@ def spans(judge: Judge) -> list[tuple[str, int, int | None]]:
     return [(verdict.severity, verdict.since, verdict.until) for verdict in judge.verdicts]
 
 
-def test_a_finding_must_last_for_the_window():
-    assert judged(at(3, 4)).verdicts == ()
-    assert spans(judged(at(3, 4, 5), steps=6)) == [("note", 3, None)]
-
-
-def test_the_looks_of_the_window_must_follow_each_other():
-    assert judged(at(3, 4, 6, 7, 9, 10)).verdicts == ()
-
-
 def test_a_rule_that_judges_at_once_needs_one_finding():
     assert spans(judged(at(3, at_once=True, severity="alarm"))) == [("alarm", 3, 3)]
 
@@ -71,10 +62,6 @@ def test_a_rule_may_know_better_since_when():
 
 def test_a_short_pause_does_not_end_a_verdict():
     assert spans(judged(at(0, 1, 2, 4, 5), steps=6)) == [("note", 0, None)]
-
-
-def test_a_verdict_that_has_ended_stays():
-    assert spans(judged(at(3, 4, 5))) == [("note", 3, 5)]
 
 
 def test_what_comes_back_is_one_verdict_since_it_first_came():
@@ -135,15 +122,6 @@ def test_a_rule_that_gives_a_wrong_thing_is_named_with_the_cause(judge, cause):
     with pytest.warns(HookboardWarning, match=f"HealthMonitor's rule 'wrong' is switched off .*{cause}"):
         run = judged(Rule("wrong", judge), at(3, 4, 5), steps=6)
     assert spans(run) == [("note", 3, None)]
-
-
-def test_a_rule_that_raises_half_way_says_nothing():
-    def judge(run):
-        yield Finding("fc0", "odd", "look")
-        raise ZeroDivisionError("odd")
-
-    with pytest.warns(HookboardWarning):
-        assert judged(Rule("broken", judge, at_once=True)).verdicts == ()
 
 
 def test_two_findings_of_one_layer_at_one_look_are_one():
@@ -293,18 +271,6 @@ def test_what_explodes_before_nan_is_the_cause():
     assert of_two(at(*range(10, 20), name="activation_scale", severity="alarm"), nan)[0][1] == "nonfinite"
 
 
-def test_memory_does_not_grow_with_findings_that_flicker():
-    def judge(run):
-        for i, name in enumerate(LAYERS):
-            if run.now.step // (i + 1) % 5 < 4:
-                yield Finding(name, "odd", "look")
-
-    judge = judged(Rule("odd", judge), steps=1_500, layers={"fc0": linear("fc0")})
-    assert len(judge._open) + len(judge._closed) <= len(LAYERS)
-    assert len(judge.verdicts) <= len(LAYERS)
-    assert len(judge.run.looks) <= 8
-
-
 def test_an_event_without_a_place_gets_that_of_the_next_look():
     judge = Judge([at(*range(6, 12), name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
     for step in range(12):
@@ -328,21 +294,15 @@ def test_an_event_that_was_searched_in_vain_gets_its_place_from_the_look_of_its_
     assert (judge.verdicts[0].evidence == "NaN") is (first_seen != 5)
 
 
-def test_the_alarm_of_an_effect_waits_for_a_cause_that_has_not_lasted_yet():
-    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
-    dead = at(*range(6, 20), name="dead_units", severity="alarm")
-    assert [v.severity for v in judged(cut, dead, steps=8).verdicts] == ["note"]
-    assert of_two(cut, dead)[0] == ("alarm", "dead_units", "fc0")
-    assert spans(judged(cut, steps=8)) == [("alarm", 5, None)]
-
-
 @pytest.mark.parametrize(
     ("severity", "advice"), [("alarm", "If dead_units in fc0 is confirmed, fix that first."), ("note", "look")]
 )
-def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_fix_first(severity, advice):
+def test_an_effect_waits_for_a_cause_that_has_not_lasted_yet_names_it_and_says_what_to_fix_first(severity, advice):
     cut = at(*range(5, 20), name="no_gradient", severity=severity)
     dead = at(*range(6, 20), name="dead_units", severity="alarm")
+    assert [v.severity for v in judged(cut, steps=8).verdicts] == [severity]
     (verdict,) = judged(cut, dead, steps=8).verdicts
+    assert verdict.severity == "note"
     assert "(dead_units in fc0 may be the cause, but is not confirmed yet; " in verdict.evidence
     assert verdict.advice == advice
 
@@ -352,7 +312,7 @@ def test_what_has_ended_follows_from_nothing_that_comes_behind_it():
     dead = at(*range(7, 9), name="dead_units", severity="alarm")
     (verdict,) = judged(over, dead, steps=9).verdicts
     assert verdict.until == 5
-    assert "may follow" not in verdict.evidence
+    assert "may be the cause" not in verdict.evidence
 
 
 @pytest.mark.parametrize(("is_hard", "severity"), [(True, "note"), (False, "alarm")])
@@ -363,16 +323,6 @@ def test_a_cause_that_needs_no_loss_explains_though_the_loss_shows_harm_by_then(
     for step in range(20):
         judge.see(looks.look(step, []))
     assert {v.rule: v.severity for v in judge.verdicts} == {"dead_units": "alarm", "no_gradient": severity}
-
-
-def test_an_effect_of_a_cause_that_is_said_does_not_name_another_that_is_not():
-    cut = at(*range(5, 20), name="no_gradient", severity="alarm")
-    dead = at(*range(5, 20), name="dead_units", severity="alarm")
-    young = at(*range(6, 20), name="precision", severity="alarm")
-    effect = judged(cut, dead, young, steps=8).verdicts[-1]
-    assert effect.rule == "no_gradient"
-    assert effect.evidence.endswith("(it follows from dead_units in fc0)")
-    assert "may follow" not in effect.evidence
 
 
 def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
@@ -459,25 +409,6 @@ def test_what_may_be_meant_in_the_code_of_the_step_is_a_note_while_the_loss_fall
         level = 2.0 - step / 150 if falls else 2.0
         judge.see(looks.look(step, [], [level] * 10), StepFacts(findings=[odd]))
     assert [verdict.severity for verdict in judge.verdicts] == [severity if falls else "alarm"]
-
-
-def test_verdicts_are_made_anew_after_an_evaluation():
-    judge = judged(asked_at("both", "evaluation", [], 19))
-    before = judge.verdicts
-    judge.see_evaluation(Look(20, 0, looks.readings_of([])))
-    assert [v.evidence for v in before] != [v.evidence for v in judge.verdicts]
-
-
-def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
-    def judge(run):
-        if run.evaluation is not None:
-            raise ZeroDivisionError("odd")
-        return []
-
-    run = judged(Rule("both", judge, of="evaluation"))
-    with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'both' is switched off"):
-        run.see_evaluation(Look(20, 0, looks.readings_of([])))
-    run.see_evaluation(Look(20, 0, looks.readings_of([])))
 
 
 def test_a_layer_that_was_replaced_by_another_kind_has_no_history():
