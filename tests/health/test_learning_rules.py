@@ -85,28 +85,39 @@ def test_a_spike_is_half_as_high_again_as_a_loss_however_little_that_varies(valu
     assert bool(judged([SPIKE], training(60, losses=[*losses[:-1], value])).verdicts) is fires
 
 
-@pytest.mark.parametrize(("sizes", "clips"), [((0.01, 0.02, 0.02), True), ((0.01, 0.02, 0.03), False)])
-def test_nobody_is_told_to_clip_gradients_whose_largest_norm_comes_again(sizes, clips):
+@pytest.mark.parametrize(
+    ("sizes", "is_clipped", "is_told"),
+    [((0.01, 0.02, 0.02), False, False), ((0.01, 0.02, 0.03), False, True), ((0.01, 0.02, 0.03), True, False)],
+    ids=["their largest norm comes again", "not clipped", "the trainer clips them"],
+)
+def test_nobody_is_told_to_clip_gradients_that_are_clipped(sizes, is_clipped, is_told):
     def change(step):
         size = sizes[0 if step < 57 else step - 57]
         rows = [row(100, 0.0, size)] * 8
         return {(w, "parameter_grad"): reading(w, "parameter_grad", rows) for w in WEIGHTS}
 
-    (verdict,) = judged([SPIKE], training(60, change, losses=spiked(60, 59, 40.0))).verdicts
-    assert ("clip gradients" not in verdict.advice) is clips
-
-
-def test_nobody_is_told_to_clip_gradients_that_the_trainer_clips():
-    judge = judged([], training(60, losses=spiked(60, 59, 40.0)))
-    judge.run.facts = StepFacts(is_clipped=True)
+    judge = judged([], training(60, change, losses=spiked(60, 59, 40.0)))
+    judge.run.facts = StepFacts(is_clipped=is_clipped)
     (finding,) = SPIKE.judge(judge.run)
-    assert "clip gradients" not in finding.advice
+    assert ("clip gradients" in finding.advice) is is_told
 
 
 def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
     losses = [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)]
     made = training(len(losses), losses=losses)
     assert all(v.severity == "note" for v in judged([SPIKE], made).verdicts)
+
+
+def always(change):
+    return lambda step: change
+
+
+def of_weights(role, size):
+    return {(w, role): of(w, role, size) for w in WEIGHTS}
+
+
+STILL = always(of_weights("parameter_update", 1e-9))
+"""A model that does not move, so that nothing is said before its training ends."""
 
 
 def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_suspected_and_no_layer_is_acquitted():
@@ -123,15 +134,18 @@ def test_a_loss_that_came_down_to_how_frequent_the_classes_are_may_be_on_a_plate
     assert places(found) == [("", "note")]
 
 
-def test_patience_is_needed_before_data_is_blamed():
-    assert findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK - 1, losses=stuck(STEPS_BEFORE_STUCK - 1))) == []
-
-
-def test_gradients_that_agree_speak_against_bad_data():
-    same = {(w, "parameter_grad"): of(w, "parameter_grad", 0.01) for w in WEIGHTS}
-    assert (
-        findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: same, losses=stuck(STEPS_BEFORE_STUCK))) == []
-    )
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        (STEPS_BEFORE_STUCK - 1, {}),
+        (STEPS_BEFORE_STUCK, {"change": always(of_weights("parameter_grad", 0.01))}),
+        (STEPS_BEFORE_STUCK, {"change": STILL}),
+        (STEPS_BEFORE_STUCK, {"rate": lambda step: 1e-5 * (step + 1)}),
+    ],
+    ids=["few steps", "gradients that agree", "a model that does not move", "a rate that still rises"],
+)
+def test_data_is_not_blamed_for_a_loss_that_stays_with(steps, options):
+    assert findings(NOT_LEARNING, training(steps, losses=stuck(steps), **options)) == []
 
 
 def test_gradients_of_two_logits_are_alike_by_chance_and_say_nothing():
@@ -158,33 +172,16 @@ def test_of_a_loss_that_stays_what_no_optimizer_holds_is_to_be_looked_at_before_
 @pytest.mark.parametrize(
     ("frozen", "advised"),
     [
-        (["fc0.weight", "fc0.bias"], "check whether fc0 should be frozen; then change the learning rate"),
-        (
-            ["fc0.weight", "fc0.bias", "fc1.weight", "fc1.bias", "head.bias"],
-            "check whether fc0, fc1 should be frozen; then change the learning rate",
-        ),
-        (["fc0.weight"], "change the learning rate"),
-        ([], "change the learning rate"),
+        (WEIGHTS[:5], "check whether fc0, fc1 should be frozen; then change the learning rate"),
+        (WEIGHTS[:1], "change the learning rate"),
     ],
 )
 def test_of_a_loss_that_stays_the_layers_that_are_frozen_are_to_be_looked_at_before_the_rate(frozen, advised):
     steps = STEPS_BEFORE_STUCK
-    made = training(steps, losses=stuck(steps), edit=lambda look: replace(look, frozen={*frozen}))
-    (found,) = findings(NOT_LEARNING, made)
-    assert found.advice.startswith(advised)
-
-
-def test_a_model_whose_rate_still_rises_has_time():
-    made = training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK), rate=lambda step: 1e-5 * (step + 1))
-    assert findings(NOT_LEARNING, made) == []
-
-
-def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
-    change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
-    assert (
-        findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: change, losses=stuck(STEPS_BEFORE_STUCK)))
-        == []
+    (found,) = findings(
+        NOT_LEARNING, training(steps, losses=stuck(steps), edit=lambda look: replace(look, frozen={*frozen}))
     )
+    assert found.advice.startswith(advised)
 
 
 @pytest.mark.parametrize(("batch", "fires"), [(9, False), (5, True)])
@@ -285,7 +282,9 @@ def test_a_loss_that_the_first_steps_have_raised_asks_for_a_lower_rate():
     losses = [3.3, *[25.0] * 20, *np.linspace(25, 4.4, 100), *[4.4] * 79]
     [(severity, advice)] = ended(losses, constant=2.0)
     assert severity == "alarm"
-    assert advice.startswith("lower the learning rate, or warm it up from 0")
+    assert advice.startswith("lower the learning rate, or warm it up from 0; ")
+    # It is the constant of the first batch.
+    assert advice.endswith("ignore this if the targets of later batches are larger")
 
 
 @pytest.mark.parametrize(("end", "is_said"), [(0.96, True), (0.94, False)])
@@ -313,8 +312,7 @@ def test_a_fit_that_goes_on_is_not_judged_by_where_it_began():
 def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
     chance = math.log(8)
     losses = [*np.linspace(chance, share * chance, 50), *[share * chance] * 150]
-    still = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}  # nothing is said before
-    found = ended(losses, change=lambda step: still)
+    found = ended(losses, change=STILL)
     assert [severity for severity, _ in found] == ["alarm"] * is_said
 
 
@@ -323,25 +321,12 @@ def test_a_classifier_that_has_come_down_to_a_little_below_chance_may_be_on_a_pl
     """As a transformer that has learnt how frequent its tokens are, and nothing else yet."""
     chance = math.log(8)
     losses = [*np.linspace(1.2 * chance, share * chance, 20), *[share * chance] * 90]
-    still = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}  # nothing is said before
-    assert [said for said, _ in ended(losses, change=lambda step: still)] == [severity]
-
-
-def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
-    losses = [2.0, *np.linspace(1.9, 9.0, 199)]
-    (advice,) = [advice for _, advice in ended(losses, constant=1.0)]
-    assert advice.startswith("lower the learning rate, or warm it up from 0; ")
-    assert advice.endswith(
-        "ignore this if the targets of later batches are larger"
-    )  # it is the constant of the first one
+    assert [said for said, _ in ended(losses, change=STILL)] == [severity]
 
 
 @pytest.mark.parametrize(
     ("cosine", "how"),
-    [
-        *((0.95, "correlated"), (0.2, "nearly uncorrelated"), (0.05, "uncorrelated"), (-0.2, "nearly uncorrelated")),
-        (-0.4, "opposed"),
-    ],
+    [(0.95, "correlated"), (0.05, "uncorrelated"), (-0.2, "nearly uncorrelated"), (-0.4, "opposed")],
 )
 def test_the_word_for_a_cosine_of_gradients_is_no_stronger_than_the_number(cosine, how):
     assert _cosine(cosine).startswith(f"; gradients are {how} between measurements (")
@@ -426,15 +411,12 @@ def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
 @pytest.mark.parametrize(
     ("values", "steps"),
     [
-        ([5.0, 1.0, 2.0, 4.0, 8.0], 3),
         ([5.0, 1.0, 2.0, 4.0, 8.0, math.nan, math.inf], 3),
         ([1.0, math.nan, 1.0, 2.0, 4.0, 8.0], 3),
         ([1.0, 2.0, 4.0, 8.0, math.nan, 5.0, 4.0, 3.0], 0),  # it came back
         ([9.0, 1.0, 2.0, 4.0, 8.0], 0),  # as noise may do: it was larger before
         ([9.0, 1.0, 3.0, 9.5], 0),  # two steps
-        ([-1.0, 1.0, 2.0, 4.0, 8.0], 3),
         ([math.nan, math.nan], 0),
-        ([], 0),
     ],
 )
 def test_the_steps_in_which_a_loss_grew_to_its_largest(values, steps):

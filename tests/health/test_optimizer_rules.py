@@ -73,7 +73,6 @@ FROZEN_LATER = always(dict.fromkeys((weight, "parameter_grad") for weight in FC1
 PARTLY_NAN = looks.reading("fc1.weight", "parameter_update", [looks.row(90, 0.0, 0.0, zeros=90, nonfinite=10)])
 
 WELL = {
-    "a gradient everywhere": (NO_GRADIENT, {}),
     "a gradient that is tiny but not 0": (
         NO_GRADIENT,
         always({(weight, "parameter_grad"): of(weight, "parameter_grad", 1e-30) for weight in LAYERS["fc0"].weights}),
@@ -161,7 +160,6 @@ FOUND = {
         ("fc1", "alarm"),
         "2 layers (fc0 to fc1)",
     ),
-    "a cut behind an activation": (NO_GRADIENT, always(cut_behind("act1")), ("act1", "alarm"), ""),
     "a chain that a layer in no optimizer does not part": (
         NO_GRADIENT,
         always(
@@ -172,7 +170,6 @@ FOUND = {
         ("fc1", "alarm"),
         "",
     ),
-    "a layer in no optimizer": (NOT_UPDATED, {"held": without("fc1")}, ("fc1", "alarm"), "no optimizer"),
     "one that only its output's gradient shows": (
         NOT_UPDATED,
         always(dict.fromkeys((weight, "parameter_grad") for weight in FC1)) | {"held": without("fc1")},
@@ -194,7 +191,6 @@ FOUND = {
         "",
     ),
     "updates that are lost to rounding": (NOT_UPDATED, always(IN_HALF), ("fc1", "alarm"), "bfloat16"),
-    "a matrix that does not move": (NOT_UPDATED, always(still("fc1.weight")), ("fc1", "alarm"), ""),
     "neighbours that do not move": (
         NOT_UPDATED,
         always(still(*WEIGHTS[:4])),
@@ -252,9 +248,8 @@ def test_no_gradient_anywhere_is_an_alarm_unless_there_was_one_before():
 
 @pytest.mark.parametrize(("left", "fires"), [(1e-7, False), (1e-3, True)])
 def test_a_layer_that_has_moved_and_has_hardly_any_gradient_left_is_done(left, fires):
-    names = LAYERS["fc1"].weights
-    little = {(name, "parameter_grad"): of(name, "parameter_grad", left) for name in names}
-    made = training(12, lambda step: {**still(*names), **little} if step > 2 else {})
+    little = {(name, "parameter_grad"): of(name, "parameter_grad", left) for name in FC1}
+    made = training(12, lambda step: {**still(*FC1), **little} if step > 2 else {})
     assert bool(findings(NOT_UPDATED, made)) is fires
 
 
@@ -271,7 +266,7 @@ def test_weights_that_no_longer_move_at_the_end_of_a_schedule_are_well(names, ti
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_weights_that_no_longer_move_once_the_loss_is_at_0_are_well(times, fires):
     losses = [*[2.0] * 20, *[times * AT_ZERO_SHARE * 2.0] * 40]
-    made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 20 else {}, losses=losses)
+    made = training(60, lambda step: still(*FC1) if step >= 20 else {}, losses=losses)
     assert bool(findings(NOT_UPDATED, made)) is fires
 
 
@@ -287,12 +282,6 @@ def test_updates_lost_in_rounding_are_none_of_a_layer_where_all_steps_are_too_sm
     assert bool(findings(NOT_UPDATED, training(100, change, losses=stuck(100)))) is fires
 
 
-def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
-    """A chain of linear layers, those in `frozen` not trained; and what is seen of them in a training."""
-    layers = {name: linear(name) for name in trained}
-    return {name: replace(layer, trainable=frozenset()) if name in frozen else layer for name, layer in layers.items()}
-
-
 def skipped(*steps: int):
     """No gradient at fc1 at these steps: a branch that is left out."""
     slots = [("fc1", "grad_output"), *((weight, "parameter_grad") for weight in LAYERS["fc1"].weights)]
@@ -301,10 +290,7 @@ def skipped(*steps: int):
 
 def test_a_branch_that_is_left_out_at_random_is_well():
     steps = np.flatnonzero(np.random.default_rng(0).random(60) < 0.5)
-    made = training(60, skipped(*steps))
-    assert judged([NO_GRADIENT], made).verdicts == ()
-    run = looked(made)
-    assert all(found == [] for found in run)
+    assert not any(looked(training(60, skipped(*steps))))
 
 
 def looked(made):
@@ -315,15 +301,9 @@ def looked(made):
         yield list(NO_GRADIENT.judge(run))
 
 
-def test_a_layer_that_is_cut_for_good_is_an_alarm_since_the_cut_behind_two_windows():
-    *before, last = looked(training(20 + 2 * WINDOW + 1, skipped(*range(20, 99))))
-    assert not any(before)
-    assert [(s.module, s.severity, s.since) for s in last] == [("fc1", "alarm", 20)]
-
-
-def test_a_layer_that_was_without_a_gradient_before_must_be_so_for_more_than_twice_as_long():
-    gap = [*range(5, 10)]  # five looks
-    *before, last = looked(training(20 + 2 * 5 + 1, skipped(*gap, *range(20, 99))))
+@pytest.mark.parametrize(("earlier", "looks_"), [(range(0), 2 * WINDOW), (range(5, 10), 2 * 5)])
+def test_a_cut_for_good_is_an_alarm_behind_two_windows_or_twice_the_longest_gap_before(earlier, looks_):
+    *before, last = looked(training(20 + looks_ + 1, skipped(*earlier, *range(20, 99))))
     assert not any(before)
     assert [(s.module, s.severity, s.since) for s in last] == [("fc1", "alarm", 20)]
 

@@ -99,7 +99,7 @@ def run_of_two(steps):
 
 
 def test_the_latest_looks_are_kept_in_their_order():
-    for count in (1, RECENT_LOOKS, RECENT_LOOKS + 1, 2 * RECENT_LOOKS, 2 * RECENT_LOOKS + 1, 5 * RECENT_LOOKS + 3):
+    for count in (1, RECENT_LOOKS, RECENT_LOOKS + 1, 2 * RECENT_LOOKS + 1):
         run = run_of_two(range(count))
         steps = list(range(max(0, count - RECENT_LOOKS), count))
         assert run.recent("activation_rms").tolist() == [steps, [2 * step for step in steps]]

@@ -59,25 +59,30 @@ def test_running_statistics_are_those_that_the_norm_has(mean, deviation):
     assert found.before == math.inf
 
 
-def test_statistics_of_an_earlier_batch_are_known_again():
+def test_statistics_of_an_earlier_batch_or_the_average_of_batches_are_known_again():
     made, earlier, last = norm(1.0, 2.0), drawn(0, 1.0, 2.0), drawn(1, 4.0, 0.5)
     (found,) = read(made, earlier, last)
     assert found.now == pytest.approx(truth(made, last), rel=1e-3)
     assert found.before == pytest.approx(truth(made, earlier), rel=1e-2)
-
-
-def test_statistics_that_are_the_average_of_batches_are_known_again():
-    one, other = drawn(0, -1.0), drawn(1, 1.0)
-    (found,) = read(norm(0.0, 1.0), one, other)
+    (found,) = read(norm(0.0, 1.0), drawn(0, -1.0), drawn(1, 1.0))
     assert found.now > 0.8
     assert found.before < 0.2
 
 
-def test_a_norm_that_another_layer_feeds_is_left_out():
-    between = [LAYERS[0], Layer("add", "Identity", "other"), LAYERS[1]]
-    assert read(norm(0.0, 1.0), drawn(0), layers=between) == []
-    made = norm(0.0, 1.0)
-    x = drawn(0)
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [LAYERS[0], Layer("add", "Identity", "other"), LAYERS[1]],
+        [LAYERS[0], Layer("bn", "LayerNorm", "norm")],
+    ],
+    ids=["a norm that another layer feeds", "another norm"],
+)
+def test_nothing_is_known_of(layers):
+    assert read(norm(0.0, 1.0), drawn(0), layers=layers) == []
+
+
+def test_a_norm_whose_input_is_not_what_the_layer_before_gave_is_left_out():
+    made, x = norm(0.0, 1.0), drawn(0)
     training = [seen(0, x.abs() ** 3, made.train()(x).detach())]
     assert list(running_of(seen(1, x.abs() ** 3, made.eval()(x).detach()), training, LAYERS)) == []
 
@@ -86,10 +91,4 @@ def test_a_norm_that_another_layer_feeds_is_left_out():
 def test_a_norm_whose_gains_are_small_beside_a_step_tells_nothing(times, count):
     made, batch = norm(0.0, 1.0, gains=(0.5, -0.5, 0.5, -0.5)), drawn(0)
     deviation = float(np.median(made.train()(batch).detach().numpy().std(0)))
-    made = norm(0.0, 1.0, gains=(0.5, -0.5, 0.5, -0.5))
     assert len(read(made, batch, moved=times * MOVED_CHANNEL_SHARE * deviation)) == count
-
-
-def test_other_norms_have_no_running_statistics():
-    layers = [LAYERS[0], Layer("bn", "LayerNorm", "norm")]
-    assert read(norm(0.0, 1.0), drawn(0), layers=layers) == []

@@ -62,17 +62,21 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
 
 
 @pytest.mark.parametrize(
-    ("dead", "severity"), [(0, None), (2, None), (3, None), (4, "note"), (7, "note"), (8, "alarm")]
+    ("dead", "losses", "said"),
+    [
+        (3, falling, []),
+        (4, falling, [("note", False)]),
+        (7, falling, [("note", False)]),
+        (8, falling, [("alarm", True)]),
+        (5, harmed, [("note", False)]),
+        (6, harmed, [("alarm", False)]),
+        (8, harmed, [("alarm", True)]),
+    ],
 )
-def test_nine_of_ten_units_make_an_alarm_and_half_of_them_a_note_while_the_loss_falls(dead, severity):
-    found = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))
-    assert [finding.severity for finding in found] == ([severity] if severity else [])
-
-
-@pytest.mark.parametrize(("dead", "severity"), [(5, "note"), (6, "alarm")])
-def test_three_quarters_of_the_units_make_an_alarm_if_the_loss_shows_harm(dead, severity):
-    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
-    assert finding.severity == severity
+def test_half_of_the_units_make_a_note_and_nine_of_ten_or_with_harm_three_of_four_an_alarm(dead, losses, said):
+    """That of a layer as good as dead needs no loss."""
+    found = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=losses))
+    assert [(finding.severity, finding.is_hard) for finding in found] == said
 
 
 def test_a_layer_with_95_percent_zeros_whose_units_are_all_active_at_times_is_healthy():
@@ -85,8 +89,7 @@ def test_units_that_take_turns_are_healthy():
         halves = [nothing(4), rectified(4)] if n // 2 % 2 else [rectified(4), nothing(4)]
         return chain(halves[0] + halves[1])
 
-    run = run_of(CHAIN, lambda n: turns(n), count=12)
-    assert not findings(DEAD_UNITS, run)
+    assert not findings(DEAD_UNITS, run_of(CHAIN, turns, count=12))
 
 
 def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice_as_long():
@@ -157,36 +160,22 @@ def test_too_few_samples_tell_nothing(dead, enough):
     assert findings(DEAD_UNITS, few(enough))
 
 
-@pytest.mark.parametrize(("dead", "is_hard"), [(UNITS, True), (6, False)])
-def test_a_layer_as_good_as_dead_needs_no_loss_to_be_an_alarm(dead, is_hard):
-    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
-    assert (finding.severity, finding.is_hard) == ("alarm", is_hard)
-
-
 def test_pruned_units_do_not_count():
     pruned = weights("fc1", rows=nothing(6) + noise(2, scale=0.1), gradient=nothing(6) + noise(2))
     assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(6), fc1_weights=pruned), losses=harmed))
 
 
-def test_pruned_units_before_a_norm_do_not_count():
-    layers = [linear("conv", kind="conv"), Layer("bn", "BatchNorm2d", "norm", ("bn.weight",)), without_weights("act")]
-    kept = [*weights("conv", rows=nothing(6) + noise(2, scale=0.1))]
-
-    def seen(n):
-        return [outputs("conv", noise(8)), outputs("bn", noise(8)), outputs("act", partly_dead(6)), *kept]
-
-    assert not findings(DEAD_UNITS, run_of(layers, seen))
-
-
-def test_a_dead_layer_behind_a_norm_is_found_at_the_norm():
-    layers = [linear("conv", kind="conv"), Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), frozenset({"bn.weight"}))]
-    layers.append(without_weights("act"))
-
-    def seen(n):
-        return [outputs("conv", noise(8)), outputs("bn", negative(8)), outputs("act", nothing(8)), *weights("conv")]
-
-    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
-    assert finding.module == "bn"
+@pytest.mark.parametrize(
+    ("act", "conv", "modules"),
+    [(partly_dead(6), nothing(6) + noise(2, scale=0.1), []), (nothing(8), None, ["bn"])],
+    ids=["pruned", "dead"],
+)
+def test_behind_a_norm_pruned_units_do_not_count_and_dead_ones_are_found_at_the_norm(act, conv, modules):
+    norm = Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), frozenset({"bn.weight"}))
+    given = ("conv", noise(8)), ("bn", negative(8)), ("act", act)
+    readings = [*(outputs(*each) for each in given), *weights("conv", rows=conv)]
+    run = run_of([linear("conv", kind="conv"), norm, without_weights("act")], lambda n: readings)
+    assert [finding.module for finding in findings(DEAD_UNITS, run)] == modules
 
 
 def test_a_frozen_layer_with_dead_units_is_a_note():
@@ -196,11 +185,8 @@ def test_a_frozen_layer_with_dead_units_is_a_note():
 
 
 def test_an_expert_that_gets_no_tokens_is_healthy():
-    def seen(n):
-        read = chain(nothing(UNITS))
-        return read if n < 2 else read[:2]
-
-    assert not findings(DEAD_UNITS, run_of(CHAIN, seen))
+    read = chain(nothing(UNITS))
+    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: read if n < 2 else read[:2]))
 
 
 CALLED = [linear("fc1", 32), linear("fc2", 8, 32)]
@@ -222,67 +208,40 @@ def test_units_in_front_of_a_function_are_dead_where_no_gradient_arrives():
     assert "32 of 32 units" in finding.evidence
 
 
-def test_units_that_are_always_negative_but_get_a_gradient_are_healthy():
-    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), noise(32, scale=0.01))))
-
-
-def test_units_without_gradient_that_are_positive_at_times_are_not_dead():
-    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(noise(32), nothing(32))))
-
-
-def test_nothing_is_dead_where_nothing_in_the_model_gets_a_gradient():
-    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32), nothing(8))))
+@pytest.mark.parametrize(
+    "given",
+    [
+        (negative(32), noise(32, scale=0.01)),
+        (noise(32), nothing(32)),
+        (negative(32), nothing(32), nothing(8)),
+    ],
+    ids=["get a gradient", "are positive at times", "are in a model where nothing gets a gradient"],
+)
+def test_units_in_front_of_a_function_are_not_dead_that(given):
+    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(*given)))
 
 
 def test_the_classes_of_a_head_that_never_come_are_healthy():
-    layers = [linear("fc", 8), linear("head", 32, 8)]
-
-    def seen(n):
-        gradient = nothing(24) + noise(8, scale=0.01)
-        return [
-            outputs("fc", noise(8)),
-            outputs("head", negative(32)),
-            *weights("fc"),
-            *weights("head", 32, 4, gradient=gradient),
-        ]
-
-    assert not findings(DEAD_UNITS, run_of(layers, seen))
+    head = weights("head", 32, 4, gradient=nothing(24) + noise(8, scale=0.01))
+    readings = [outputs("fc", noise(8)), outputs("head", negative(32)), *weights("fc"), *head]
+    assert not findings(DEAD_UNITS, run_of([linear("fc", 8), linear("head", 32, 8)], lambda n: readings))
 
 
 def test_of_a_large_weight_the_units_that_are_measured_count():
     # 32 units of 8192 inputs, of which every fourth is measured.
     layers = [linear("fc1", 32, 8192), linear("fc2", 8, 32)]
-
-    def seen(n):
-        return [
-            outputs("fc1", negative(32)),
-            outputs("fc2", noise(8)),
-            *weights("fc1", 8, gradient=nothing(8)),
-            *weights("fc2", 8, 5),
-        ]
-
-    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
+    of_weights = [*weights("fc1", 8, gradient=nothing(8)), *weights("fc2", 8, 5)]
+    readings = [outputs("fc1", negative(32)), outputs("fc2", noise(8)), *of_weights]
+    (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: readings))
     assert finding.evidence.startswith("8 of 8 sampled units (of 32) have not been above 0 at any measurement")
 
 
-def test_a_dropout_of_everything_is_dead():
-    layers = [*CHAIN[:2], without_weights("drop", "dropout", "Dropout"), *CHAIN[2:]]
-
-    def seen(n):
-        return [*chain(rectified(UNITS)), outputs("drop", nothing(UNITS))]
-
-    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
-    assert (finding.module, finding.severity) == ("drop", "alarm")
-
-
-def test_a_dropout_behind_a_dead_layer_is_not_to_blame():
+@pytest.mark.parametrize(("act1", "module"), [(rectified(UNITS), "drop"), (nothing(UNITS), "fc1")])
+def test_a_dropout_of_everything_is_dead_unless_the_layer_before_it_is(act1, module):
     layers = [*CHAIN[:4], without_weights("drop", "dropout", "Dropout"), CHAIN[4]]
-
-    def seen(n):
-        read = chain(nothing(UNITS))
-        return [*read[:4], outputs("drop", nothing(UNITS)), *read[4:]]
-
-    assert [finding.module for finding in findings(DEAD_UNITS, run_of(layers, seen))] == ["fc1"]
+    read = chain(act1)
+    run = run_of(layers, lambda n: [*read[:4], outputs("drop", nothing(UNITS)), *read[4:]])
+    assert [(one.module, one.severity) for one in findings(DEAD_UNITS, run)] == [(module, "alarm")]
 
 
 def test_a_gelu_far_below_0_lets_next_to_no_gradient_through():
@@ -299,12 +258,9 @@ def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
 
 def test_units_behind_which_a_tanh_stands_are_not_dead():
     layers = [CALLED[0], without_weights("act", "bounded", "Tanh"), CALLED[1]]
-
-    def seen(n):
-        fc1, *others = called(negative(32), nothing(32))
-        return [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
-
-    assert not findings(DEAD_UNITS, run_of(layers, seen))
+    fc1, *others = called(negative(32), nothing(32))
+    readings = [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
+    assert not findings(DEAD_UNITS, run_of(layers, lambda n: readings))
 
 
 def test_what_a_dead_layer_feeds_is_not_called_dead():
@@ -354,29 +310,16 @@ def test_a_layer_of_which_a_few_units_live_is_a_note_while_the_loss_falls_with_t
     assert finding.severity == severity
 
 
-def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_dies_then():
-    run = run_of(CHAIN, lambda n: chain(partly_dead(4) if n < 4 else nothing(UNITS)), count=8)
-    (finding,) = findings(DEAD_UNITS, run)
-    assert (finding.severity, finding.since) == ("alarm", 40)
-    assert finding.advice.startswith("Check the inputs of this layer up to step 40;")
-
-
 @pytest.mark.parametrize(
     ("bias", "advice"),
-    [(-5.0, "Initialize the biases"), (0.01, "Check how this layer is init")],
+    [
+        (-8.0, "Initialize the biases of this layer to 0, because their mean is -8."),
+        (0.01, "Check how this layer is init"),
+    ],
 )
-def test_the_biases_are_to_blame_for_units_dead_from_the_start_only_where_they_make_the_outputs_negative(bias, advice):
-    biases = reading("fc1.bias", "parameter_before", [row(UNITS, bias, 0.01)])
-    run = run_of(CHAIN, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), biases])
-    (finding,) = findings(DEAD_UNITS, run)
-    assert finding.advice.startswith(advice)
-
-
-@pytest.mark.parametrize("kind", ["a layer", "a norm"])
-def test_a_bias_that_kills_units_is_said_as_a_number(kind):
-    names = ["fc1.bias"] if kind == "a layer" else ["fc1.weight", "fc1.bias"]
-    layer = replace(linear("fc1"), shapes=dict.fromkeys(names, (UNITS,)))
-    biases = [reading(name, "parameter_before", [row(UNITS, -8.0 if "bias" in name else 1.0, 0.01)]) for name in names]
-    layers = [*CHAIN[:2], layer, *CHAIN[3:]]
+@pytest.mark.parametrize("names", [["fc1.bias"], ["fc1.weight", "fc1.bias"]], ids=["a layer", "a norm"])
+def test_biases_are_to_blame_for_units_dead_from_the_start_where_they_make_the_outputs_negative(names, bias, advice):
+    layers = [*CHAIN[:2], replace(linear("fc1"), shapes=dict.fromkeys(names, (UNITS,))), *CHAIN[3:]]
+    biases = [reading(name, "parameter_before", [row(UNITS, bias if "bias" in name else 1.0, 0.01)]) for name in names]
     (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
-    assert finding.advice == "Initialize the biases of this layer to 0, because their mean is -8."
+    assert finding.advice.startswith(advice)

@@ -28,20 +28,24 @@ def judged(columns):
     return findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch], losses=falling))
 
 
-def test_a_wild_column_is_named_by_its_place_among_all():
-    (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(1024)])
-    assert (
-        "column 96 of the input has an RMS of 500, while a typical column has 1 (1 of 1,024 sampled columns (of "
-        "12,288) is" in finding.evidence
-    )
-
-
-def test_a_constant_column_is_named_by_its_place_among_all():
-    constant = row(100, 7.0, 0.0)
-    (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(1024)])
-    assert (
-        "1 of 1,024 sampled columns (of 12,288) of the input never changes: column 60 is always 7" in finding.evidence
-    )
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        (
+            row(100, 0.0, 500.0),
+            "column 96 of the input has an RMS of 500, while a typical column has 1 (1 of 1,024 sampled columns (of "
+            "12,288) is",
+        ),
+        (
+            row(100, 7.0, 0.0),
+            "1 of 1,024 sampled columns (of 12,288) of the input never changes: column 96 is always 7",
+        ),
+    ],
+    ids=["wild", "constant"],
+)
+def test_a_column_is_named_by_its_place_among_all(odd, said):
+    (finding,) = judged([odd if i == 8 else row(100, 0.1, 1.0) for i in range(1024)])
+    assert said in finding.evidence
 
 
 def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
@@ -57,10 +61,11 @@ def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
     assert finding.evidence.startswith("8 of 8 sampled units (of 32) of fc1.weight have the same weights")
 
 
-def rectifier(rows, weight):
-    layers = [linear("fc", WIDE, 4), without_weights("act"), linear("head", 3)]
+def rectifier(rows, weight, units=WIDE):
+    """What is said of a wide rectifier behind a layer of so many units."""
+    layers = [linear("fc", units, 4), without_weights("act"), linear("head", 3)]
     readings = [
-        wide(outputs("fc", noise(ROWS))),
+        wide(outputs("fc", noise(ROWS)), units),
         wide(outputs("act", rows)),
         outputs("head", noise(3)),
         *weights("fc", rows=weight, gradient=noise(len(weight))),
@@ -78,15 +83,7 @@ def test_pruned_units_of_a_wide_layer_do_not_count():
 
 def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():
     # The layer before has 1024 units, and all of its weights are 0: that says nothing of the 16,384.
-    layers = [linear("fc", ROWS, 4), without_weights("act"), linear("head", 3)]
-    readings = [
-        outputs("fc", noise(ROWS)),
-        wide(outputs("act", nothing(ROWS))),
-        outputs("head", noise(3)),
-        *weights("fc", rows=nothing(ROWS)),
-        *weights("head", 3, seed=6),
-    ]
-    (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
+    (finding,) = rectifier(nothing(ROWS), nothing(ROWS), units=ROWS)
     assert finding.module == "act"
 
 
