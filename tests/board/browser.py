@@ -51,7 +51,7 @@ def tensorboard(logdir, *more):
             pytest.fail(f"TensorBoard did not start: {''.join(said)}")
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
         try:
-            yield address.group().rstrip("/")
+            yield address.group().rstrip("/") + "/"
         finally:
             process.terminate()
             process.wait(20)
@@ -66,9 +66,9 @@ class Tab:
         size: of the window.
     """
 
-    def __init__(self, browser, address, size=(1440, 900), state=None):
-        self.address = address
-        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True)
+    def __init__(self, browser, address, size=(1440, 900), state=None, **options):
+        self.address = address.rstrip("/")
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE)
         self.faults = []
@@ -77,9 +77,13 @@ class Tab:
         self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
         self.page.on("dialog", self._asked)
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(f"{address}/#{hash_of(state or {})}")
-        self.frame = self.page.frame_locator("iframe")
+        self.page.goto(f"{address}#{hash_of(state or {})}")
+        self.frame = self.frame_of(self.page)
         self.wait()
+
+    def frame_of(self, page):
+        """What shows the tab."""
+        return page.frame_locator("iframe")
 
     def _heard(self, message):
         address = message.location.get("url", "")
@@ -133,9 +137,7 @@ class Tab:
     @property
     def traces(self):
         """What is plotted, by name: numbers that are not finite are strings."""
-        read = (
-            """gd => JSON.stringify(gd.data.map(({ name, z, x, y, zmin, zmax }) => ({ name, z, x, y, zmin, zmax })))"""
-        )
+        read = "gd => JSON.stringify(gd.data.map(({ name, z, x, y }) => ({ name, z, x, y })))"
         return {trace.pop("name"): trace for trace in json.loads(self.find("#hookboard-plot").evaluate(read))}
 
     @property

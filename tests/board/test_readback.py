@@ -1,8 +1,6 @@
 """`hookboard.read`: verdicts and numbers of a run from its event files."""
 
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,40 +55,28 @@ def test_no_step_of_a_long_run_is_left_out(tmp_path):
     assert read(tmp_path / "run").readings["train/activation/std"]["a"].tolist() == list(range(5000))
 
 
+def test_the_repr_says_what_there_is(sick):
+    assert repr(sick).startswith("ReadRun('sick': 1 alarm and 1 note in 75 layers")
+    assert repr(sick.readings["train/activation/std"]) == "Measured(75 layers, 60 steps, from step 0 to 118)"
+
+
 def test_what_was_not_measured_is_nan(tmp_path):
     write(tmp_path / "run", runs.RUNS["nested/recorded"])
     measured = read(tmp_path / "run").readings["health/activation_rms"]
     np.testing.assert_array_equal(measured["net.10"], [1, np.nan, np.inf, 4])
 
 
-def test_the_repr_says_what_there_is(sick):
-    assert repr(sick).startswith("ReadRun('sick': 1 alarm and 1 note in 75 layers")
-    assert repr(sick.readings["train/activation/std"]) == "Measured(75 layers, 60 steps, from step 0 to 118)"
-
-
-def test_a_frame_has_a_row_for_each_value(sick, monkeypatch):
-    pandas = SimpleNamespace(DataFrame=lambda columns: columns, concat=lambda frames, ignore_index: frames)
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    frames = sick.to_pandas()
-    assert [frame["quantity"] for frame in frames] == list(sick.readings)
-    one = frames[2]
-    at = next(i for i, key in enumerate(zip(one["layer"], one["step"], strict=True)) if key == (SICK, 10))
-    assert one["value"][at] == np.float32(9.9)
-    assert len(one["value"]) == len(one["layer"]) == len(one["step"]) == 75 * 60
-
-
-def test_a_frame_is_one_of_pandas(sick):
+def test_a_frame_of_pandas_has_a_row_for_each_value(sick):
     pandas = pytest.importorskip("pandas")
     frame = sick.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == ["quantity", "layer", "step", "value"]
     assert len(frame) == 4 * 75 * 60
-
-
-def test_the_frame_of_a_run_without_readings_is_empty():
-    pytest.importorskip("pandas")
-    frame = ReadRun("bare", "", [], {}).to_pandas()
-    assert (list(frame.columns), len(frame)) == (["quantity", "layer", "step", "value"], 0)
+    assert list(frame.quantity.unique()) == list(sick.readings)
+    one = frame[(frame.quantity == "train/activation/std") & (frame.layer == SICK) & (frame.step == 10)]
+    assert one.value.tolist() == [np.float32(9.9)]
+    empty = ReadRun("bare", "", [], {}).to_pandas()
+    assert (list(empty.columns), len(empty)) == (list(frame.columns), 0)
 
 
 def test_several_runs_are_an_error_that_names_them(logs):

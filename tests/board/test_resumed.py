@@ -133,11 +133,6 @@ def test_a_fit_that_is_resumed_from_before_replaces_all_after_it(tmp_path):
     assert run.headline == "1. 3."
 
 
-def test_a_fit_from_the_first_step_replaces_all(tmp_path):
-    run = written(tmp_path / "run", part(2, range(20, 40)), part(3, range(15)))
-    assert (run.headline, len(run.readings["health/activation_rms"].steps)) == ("3.", 15)
-
-
 def test_what_had_ended_is_another_verdict_and_layers_and_quantities_of_both_are_shown(tmp_path):
     ended = {**VERDICT, "severity": "note", "since": 3, "until": 5}
     again = {**VERDICT, "severity": "alarm", "since": 22, "until": None}

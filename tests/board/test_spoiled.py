@@ -12,7 +12,6 @@ from board import logs, runs
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
 from hookboard.base.records import HEALTH, LAYERS
-from hookboard.board import board as answers
 
 GOOD = [logs.scalars(0, {"activation_std/net.0": 1.0}), logs.record(0, f"{LAYERS}/Mine", runs.LAYERS_RECORD.strings())]
 
@@ -52,13 +51,11 @@ def with_tensor(tag, plugin, dtype, size, content):
 
 SPOILED = {
     "a step that is none": with_fields(steps=[0, 10, 20, math.inf]),
-    "a verdict beyond all steps": with_fields(verdicts=[runs.VERDICT | {"since": 10**4000}]),
     "a verdict that is none": with_fields(verdicts=[runs.VERDICT | {"until": [1]}]),
     "more values than it holds": with_fields(
         2 * [zlib.compress(bytes(81_920_000))], layers=[f"{i:x}" for i in range(40_000)], steps=list(range(1024))
     ),
     "nested without end": logs.record(0, HEALTH, [b"[" * 200_000]),
-    "half a number": with_tensor(HEALTH, "hookboard", DT_FLOAT, 3, b"ab"),
     "less than none": with_tensor(HEALTH, "hookboard", DT_STRING, -1, b""),
 }
 
@@ -104,7 +101,7 @@ def test_a_run_with_a_shape_that_no_tensor_has_is_shown(tmp_path):
     assert (status, len(answer["layers"]), len(answer["warnings"])) == (200, len(runs.FACTS) + 1, 1)
 
 
-@pytest.mark.parametrize("letters", ["/", "1a", "."])
+@pytest.mark.parametrize("letters", ["/", "1a"])
 def test_a_tag_of_very_many_letters_is_left_out(tmp_path, letters):
     spoiled = logs.scalars(0, {"activation_std/net.1" + 400_000 * letters: 1.0})
     logs.write(tmp_path, [*GOOD, spoiled, logs.picture(0, "cam/" + 400_000 * letters, b"")])
@@ -112,11 +109,3 @@ def test_a_tag_of_very_many_letters_is_left_out(tmp_path, letters):
         status, answer = board.ask("map", run=".", series="train/activation/std")
         assert (status, answer["rows"]) == (200, ["net.0"])
         assert board.ask("layer", run=".", layer="net.0")[0] == 200
-
-
-def test_a_map_of_rows_that_share_no_step_has_fewer_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_CELLS", 20_000)
-    logs.write(tmp_path, [logs.scalars(i, {f"activation_std/net.{i}": 1.0}) for i in range(400)])
-    with logs.slow(tmp_path) as board:
-        _, answer = board.ask("map", run=".", series="train/activation/std")
-    assert [len(row) for row in answer["values"]] == 400 * [50]

@@ -40,32 +40,41 @@ def spans(judge: Judge) -> list[tuple[str, int, int | None]]:
     return [(verdict.severity, verdict.since, verdict.until) for verdict in judge.verdicts]
 
 
-def test_a_rule_that_judges_at_once_needs_one_finding():
-    assert spans(judged(at(3, at_once=True, severity="alarm"))) == [("alarm", 3, 3)]
+def seeing(sees) -> Rule:
+    """A rule that sees at each step what a function of its number gives."""
+    return Rule("odd", lambda run: [Finding("fc0", "odd", "look", **sees(run.now.step))])
 
 
-def test_a_finding_that_the_rule_has_seen_last_needs_one_measurement():
-    assert spans(judged(at(3, is_lasting=True), steps=4)) == [("note", 3, None)]
-    assert spans(judged(at(3), steps=4)) == []
+SPANS = {
+    "one finding of a rule that judges at once": (at(3, at_once=True, severity="alarm"), 20, [("alarm", 3, 3)]),
+    "one finding that the rule has seen last": (at(3, is_lasting=True), 4, [("note", 3, None)]),
+    "one finding of another rule": (at(3), 4, []),
+    "two looks of a window and a gap": (at(3, 4, 6, 7, 9, 10), 20, []),
+    "a rule that knows better since when": (at(10, 11, 12, since=4), 13, [("note", 4, None)]),
+    "a short pause": (at(0, 1, 2, 4, 5), 6, [("note", 0, None)]),
+    "what comes back": (at(0, 1, 2, 17, 18, 19), 20, [("note", 0, None)]),
+    "what only flickers when it is back": (at(0, 1, 2, 19), 20, [("note", 0, 2)]),
+    "an alarm at two looks": (
+        seeing(lambda step: {"severity": "alarm" if step in (5, 6) else "note"}),
+        20,
+        [("note", 0, None)],
+    ),
+    "an alarm at three looks": (
+        seeing(lambda step: {"severity": "alarm" if step >= 17 else "note"}),
+        20,
+        [("alarm", 0, None)],
+    ),
+    "an alarm at one look after a note that has lasted": (
+        seeing(lambda step: {"severity": "alarm" if step == 4 else "note", "is_lasting": step < 4}),
+        5,
+        [("note", 0, None)],
+    ),
+}
 
 
-def test_a_finding_that_has_lasted_does_not_hasten_an_alarm_of_the_same_rule():
-    def judge(run):
-        yield Finding("", "odd", "look", "alarm" if run.now.step == 4 else "note", is_lasting=run.now.step < 4)
-
-    assert spans(judged(Rule("odd", judge), steps=5)) == [("note", 0, None)]
-
-
-def test_a_rule_may_know_better_since_when():
-    assert spans(judged(at(10, 11, 12, since=4), steps=13)) == [("note", 4, None)]
-
-
-def test_a_short_pause_does_not_end_a_verdict():
-    assert spans(judged(at(0, 1, 2, 4, 5), steps=6)) == [("note", 0, None)]
-
-
-def test_what_comes_back_is_one_verdict_since_it_first_came():
-    assert spans(judged(at(0, 1, 2, 17, 18, 19))) == [("note", 0, None)]
+@pytest.mark.parametrize(("rule", "steps", "expected"), SPANS.values(), ids=SPANS)
+def test_since_when_and_until_when_a_verdict_is_given_for(rule, steps, expected):
+    assert spans(judged(rule, steps=steps)) == expected
 
 
 def test_an_event_that_comes_back_is_the_later_one():
@@ -75,24 +84,6 @@ def test_an_event_that_comes_back_is_the_later_one():
 
     verdicts = judged(Rule("jump", judge, at_once=True)).verdicts
     assert [(v.since, v.batch_idx) for v in verdicts] == [(15, 15)]
-
-
-def test_a_finding_that_only_flickers_when_it_is_back_does_not_reopen_a_verdict():
-    assert spans(judged(at(0, 1, 2, 19))) == [("note", 0, 2)]
-
-
-def alarming(*steps: int) -> Rule:
-    """A finding at every step, an alarm at these."""
-
-    def judge(run):
-        yield Finding("fc0", "odd", "look", "alarm" if run.now.step in steps else "note")
-
-    return Rule("odd", judge)
-
-
-def test_harm_must_last_for_the_window_too():
-    assert spans(judged(alarming(5, 6))) == [("note", 0, None)]
-    assert spans(judged(alarming(17, 18, 19))) == [("alarm", 0, None)]
 
 
 def test_a_rule_that_raises_is_switched_off_with_one_warning():
@@ -183,15 +174,6 @@ def test_worst_is_first():
     assert [v.rule for v in judge.verdicts] == ["large", "large2", "small", "ended"]
 
 
-def of_two(cause: Rule, effect: Rule, is_adaptive: bool = True) -> list[tuple[str, str, str]]:
-    judge = Judge([cause, effect], LAYERS, WINDOW)
-    for step in range(20):
-        stepped = {"fc0.weight": Stepped("SGD", 0.1, is_adaptive)}
-        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
-        judge.see(looks.look(step, readings, stepped=stepped))
-    return [(v.severity, v.rule, v.module) for v in judge.verdicts]
-
-
 EVERY = range(20)
 
 
@@ -205,54 +187,65 @@ def test_of_two_faults_each_has_the_effects_that_are_nearest_to_it():
 
 
 def test_an_alarm_that_another_explains_is_a_note_that_says_so():
-    judge = judged(
-        at(*EVERY, name="dead_units", module="act0", severity="alarm"),
-        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
-    )
+    judge = judged(alarm("dead_units", "act0"), alarm("no_gradient", "fc0"))
     assert [(v.severity, v.rule) for v in judge.verdicts] == [("alarm", "dead_units"), ("note", "no_gradient")]
     assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
     assert [v.follows_from for v in judge.verdicts] == [None, ("dead_units", "act0")]
 
 
-def test_an_alarm_that_is_a_root_follows_from_nothing():
-    judge = judged(
-        at(*EVERY, name="dead_units", module="act0", severity="alarm"),
-        at(*EVERY, name="no_gradient", module="fc0", severity="alarm", is_root=True),
-    )
-    assert {(v.severity, v.rule) for v in judge.verdicts} == {("alarm", "dead_units"), ("alarm", "no_gradient")}
+def alarm(name: str, module: str = "fc0", steps=EVERY, **options) -> Rule:
+    return at(*steps, name=name, module=module, **{"severity": "alarm", **options})
 
 
-def test_a_note_explains_no_alarm():
-    found = of_two(
-        at(*EVERY, name="dead_units", module="act0"),
-        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
-    )
-    assert [severity for severity, *_ in found] == ["alarm", "note"]
-    assert found[0][1] == "no_gradient"
+LARGE = alarm("update_too_large", "")
+NAN = alarm("nonfinite", steps=range(9, 20), at_once=True)
+OF_TWO = {
+    "a root": (
+        [alarm("dead_units", "act0"), alarm("no_gradient", is_root=True)],
+        [("alarm", "no_gradient"), ("alarm", "dead_units")],
+    ),
+    "what a note would explain": (
+        [alarm("dead_units", "act0", severity="note"), alarm("no_gradient")],
+        [("alarm", "no_gradient"), ("note", "dead_units")],
+    ),
+    "what runs before the layer where a gradient is lost": (
+        [alarm("no_gradient", "act0"), alarm("not_updated", "fc0")],
+        [("alarm", "no_gradient"), ("note", "not_updated")],
+    ),
+    "what runs behind it": (
+        [alarm("no_gradient", "act0"), alarm("not_updated", "head")],
+        [("alarm", "no_gradient"), ("alarm", "not_updated")],
+    ),
+    "what began before": (
+        [alarm("dead_units", "act0", steps=range(10, 20)), alarm("no_gradient")],
+        [("alarm", "dead_units"), ("alarm", "no_gradient")],
+    ),
+    "what dies after large steps": (
+        [LARGE, alarm("dead_units", steps=range(2, 20))],
+        [("alarm", "update_too_large"), ("note", "dead_units")],
+    ),
+    "what was dead before them": (
+        [LARGE, alarm("dead_units")],
+        [("alarm", "update_too_large"), ("alarm", "dead_units")],
+    ),
+    "NaN after what explodes": (
+        [alarm("activation_scale", steps=range(5, 20)), NAN],
+        [("alarm", "activation_scale"), ("alarm", "nonfinite")],
+    ),
+    "NaN before it": (
+        [alarm("activation_scale", steps=range(10, 20)), NAN],
+        [("alarm", "nonfinite"), ("note", "activation_scale")],
+    ),
+}
 
 
-@pytest.mark.parametrize(("module", "severity"), [("fc0", "note"), ("head", "alarm")])
-def test_a_gradient_that_is_lost_explains_what_runs_before(module, severity):
-    found = of_two(
-        at(*EVERY, name="no_gradient", module="act0", severity="alarm"),
-        at(*EVERY, name="not_updated", module=module, severity="alarm"),
-    )
-    assert found[0] == ("alarm", "no_gradient", "act0")
-    assert found[1] == (severity, "not_updated", module)
-
-
-def test_a_later_fault_explains_no_earlier_one():
-    found = of_two(
-        at(*range(10, 20), name="dead_units", module="act0", severity="alarm"),
-        at(*EVERY, name="no_gradient", module="fc0", severity="alarm"),
-    )
-    assert [severity for severity, *_ in found] == ["alarm", "alarm"]
-
-
-def test_large_steps_explain_what_dies_after_them_and_not_what_was_dead_before():
-    large = at(*EVERY, name="update_too_large", module="", severity="alarm")
-    assert of_two(large, at(*range(2, 20), name="dead_units", severity="alarm"))[0][1] == "update_too_large"
-    assert [one for one, *_ in of_two(large, at(*EVERY, name="dead_units", severity="alarm"))] == ["alarm", "alarm"]
+@pytest.mark.parametrize(("rules", "expected"), OF_TWO.values(), ids=OF_TWO)
+def test_of_two_faults_the_one_that_the_other_explains_is_a_note(rules, expected):
+    judge = Judge(rules, LAYERS, WINDOW)
+    for step in EVERY:
+        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
+        judge.see(looks.look(step, readings, stepped={"fc0.weight": Stepped("SGD", 0.1, True)}))
+    assert [(v.severity, v.rule) for v in judge.verdicts] == expected
 
 
 def soft(name: str, module: str = "fc0") -> Rule:
@@ -262,13 +255,6 @@ def soft(name: str, module: str = "fc0") -> Rule:
         yield Finding(module, "odd", "look", "alarm" if run.losses.is_harmed else "note")
 
     return Rule(name, judge)
-
-
-def test_what_explodes_before_nan_is_the_cause():
-    grows = at(*range(5, 20), name="activation_scale", severity="alarm")
-    nan = at(*range(9, 20), name="nonfinite", at_once=True, severity="alarm")
-    assert of_two(grows, nan)[0][1] == "activation_scale"
-    assert of_two(at(*range(10, 20), name="activation_scale", severity="alarm"), nan)[0][1] == "nonfinite"
 
 
 def test_an_event_without_a_place_gets_that_of_the_next_look():

@@ -59,9 +59,8 @@ def written(judge, page=None):
     return sorted({*tags})
 
 
-@pytest.mark.parametrize("count", [1, 12, 200])
-def test_the_tags_are_as_many_whatever_the_number_of_layers(count):
-    tags = written(trained(count))
+def test_the_tags_are_as_many_whatever_the_number_of_layers():
+    tags = written(trained(40))
     assert len(tags) == 21  # and `health/before_nonfinite`, which is written elsewhere
     assert tags == written(trained(2))
 
@@ -80,13 +79,6 @@ def test_the_worst_layer_is_the_one_with_the_worst_verdict_that_lasts():
     scalars = Page().entry(judge.run, [ALARM]).scalars
     for quantity in CHARTED:
         assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[7, -1]
-
-
-def test_without_a_verdict_the_worst_layer_is_the_one_farthest_from_the_others():
-    judge = trained(20, sick="net.3")
-    scalars = Page().entry(judge.run, []).scalars
-    for quantity in CHARTED:
-        assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[3, -1]
 
 
 def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
@@ -121,14 +113,6 @@ def test_a_layer_whose_values_are_not_finite_is_not_drawn_as_one_without_a_value
         assert (pixels == NOT_FINITE).sum() > (pixels == MISSING).sum() == 0
     assert np.isnan(judge.run.recent("activation_rms")[1, -1]), "rules see no number"
     assert np.isnan(judge.run.course("activation_rms")[1, -1])
-
-
-def test_layers_that_run_late_keep_what_was_not_finite():
-    judge = Judge([], layers(*(Layer(f"net.{i}", "ReLU", "rectifier") for i in range(2))), 3)
-    judge.see(look(0, [reading("net.1", "output", [row(nonfinite=9)])]))
-    judge.see(look(1, [reading("net.0", "output", [row()]), reading("net.1", "output", [row()])]))
-    assert [layer.name for layer in judge.run.layers] == ["net.0", "net.1"], "as it ran the second time"
-    assert np.isposinf(values_of(judge.run, "activation_rms")).tolist() == [[False, False], [True, False]]
 
 
 def test_the_mark_of_dead_units_stands_beside_the_row_that_shows_them():
@@ -173,13 +157,8 @@ def test_the_table_is_written_again_when_there_is_something_new_to_say():
     assert list(page.entry(judge.run, [ALARM]).tables) == ["health/verdict"]
     assert page.entry(judge.run, [ALARM]).tables == {}
     assert page.entry(judge.run, [ALARM], is_over=True).tables == {}, "it was written at this very step"
-
-
-def test_the_table_is_written_at_the_end_as_of_the_last_look():
-    judge, page = trained(3), Page()
-    page.entry(judge.run, [])
-    judge.see(look(99, []))
-    assert list(page.entry(judge.run, [], is_over=True).tables) == ["health/verdict"]
+    judge.see(look(999, []))
+    assert list(page.entry(judge.run, [ALARM], is_over=True).tables) == ["health/verdict"]
 
 
 def test_the_table_says_all_of_a_verdict_and_where_to_look():
@@ -214,24 +193,9 @@ def test_names_and_sentences_cannot_break_the_table():
     assert any("| 4<br>batch 7 |" in line for line in lines)
 
 
-def test_long_names_are_broken_between_their_words():
-    name = "model.encoder.layers.11.self_attention.output.dense"
-    (line,) = [
-        cell for cell in table_of(trained(2).run, [replace(ALARM, module=name)]).text.split("|") if "dense" in cell
-    ]
-    assert line.strip() == "model.encoder.layers.11.<br>self_attention.output.dense"
-
-
-def test_every_rule_that_judges_looks_points_at_a_chart():
-    without = {
-        "overfitting",
-        "ranks_differ",
-        "experts",
-    }  # what they judge is in no chart of the layers
+def test_every_rule_that_judges_looks_points_at_a_chart_that_the_page_writes():
+    without = {"overfitting", "ranks_differ", "experts"}  # what they judge is in no chart of the layers
     assert {name for name, rule in RULES.items() if not rule.look_at and rule.of != "step"} == without
-
-
-def test_what_each_rule_points_at_is_written_by_the_page():
     found = {rule.look_at for rule in RULES.values() if rule.look_at}
     assert found <= {*written(trained(2)), "health/before_nonfinite"}
 
@@ -246,11 +210,8 @@ def test_a_healthy_run_has_a_verdict_too():
 
 
 def test_of_a_run_in_which_no_weight_has_changed_it_is_not_said_that_it_has_no_problems():
-    names = "net.0", "net.1"
-    readings = [
-        *(reading(name, "output", [row()]) for name in names),
-        reading("net.0.weight", "parameter_before", [row()]),
-    ]
+    readings = [reading(name, "output", [row()]) for name in ("net.0", "net.1")]
+    readings.append(reading("net.0.weight", "parameter_before", [row()]))
     known = layers(Layer("net.0", "Linear", "linear", ("net.0.weight",)), Layer("net.1", "ReLU", "rectifier"))
     judge = Judge([], known, window=3)
     for step in range(5):
@@ -298,7 +259,6 @@ def test_what_is_said_alike_of_several_layers_is_one_row_and_one_line_with_their
     [
         noted(["net.1"]),
         noted(["net.1", "net.2"], advice="Look at the rate of {}."),
-        [replace(one, severity="alarm") for one in noted(["net.1", "net.2"])],
         [replace(one, rule="collapsed") for one in noted(["net.1", "net.2"])],
         [replace(one, until=9) for one in noted(["net.1", "net.2"])],
     ],
@@ -330,21 +290,17 @@ def test_what_follows_from_one_of_several_alike_is_on_their_card():
     assert cards_of(given) == [Card((0, 1, 2), ((3,), (4,)))]
 
 
-def test_what_follows_from_no_verdict_that_is_there_or_from_itself_is_a_card():
-    given = [effect("x", "a", ("gone", "")), effect("y", "b", ("y", "b"))]
-    assert cards_of(given) == [Card((0,)), Card((1,))]
-
-
-@pytest.mark.parametrize("looks", [1, 2])
-def test_too_few_looks_are_not_called_healthy(looks):
-    said = headline(trained(5, looks=looks, sick="").run, [])
-    assert said.startswith(f"Not judged yet: 5 layers, measured only {[None, 'once', '2 times'][looks]}; ")
-    assert said.endswith("most rules need 3 measurements. In a short run, lower every_n_steps.")
-
-
-def test_who_measures_every_step_is_not_told_to_measure_more_often():
-    said = headline(trained(5, looks=2, every=1, sick="").run, [])
-    assert said.endswith("most rules need 3 measurements.")
+@pytest.mark.parametrize(
+    ("looks", "every", "times", "advice"),
+    [
+        (1, 10, "once", " In a short run, lower every_n_steps."),
+        (2, 10, "2 times", " In a short run, lower every_n_steps."),
+        (2, 1, "2 times", ""),
+    ],
+)
+def test_too_few_looks_are_not_called_healthy(looks, every, times, advice):
+    said = headline(trained(5, looks=looks, every=every, sick="").run, [])
+    assert said == f"Not judged yet: 5 layers, measured only {times}; most rules need 3 measurements.{advice}"
 
 
 @pytest.mark.parametrize(("last", "end"), [(math.nan, "; the last loss is nan."), (math.inf, "is inf."), (2.3, "9.")])
@@ -357,9 +313,8 @@ def test_what_is_over_is_not_said_to_last():
     evidence = "9 of 32 units have been 0 at every measurement since step 24 (2 since step 241)."
     past = Verdict("note", "dead_units", "net.1", 24, 444, evidence, "Lower the rate.")
     said = table_of(trained(5).run, [past]).text
-    assert "units were 0 at every measurement from step 24 to 444 (2 from step 241 to 444)." in said.replace(
-        "<br>", " "
-    )
+    told = "units were 0 at every measurement from step 24 to 444 (2 from step 241 to 444)."
+    assert told in said.replace("<br>", " ")
     assert "since step 24" not in said
 
 
@@ -376,11 +331,9 @@ def test_the_table_names_the_worst_layers_of_the_charts():
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ("its output grows", "Its output grows."),
         ("Lower the rate.", "Lower the rate."),
         ("net.0 gave 0", "net.0 gave 0."),
         ("head gave 0", "head gave 0."),
-        ("'head' gave 0", "'head' gave 0."),
         ("is it there?", "Is it there?"),
         ("it grows (it follows from spike in net.1)", "It grows (it follows from spike in net.1)."),
     ],
@@ -420,11 +373,6 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     assert max(map(len, [*lines, *closing(trained(9, looks=1).run, [])])) <= 100
     assert len(lines) < 20
     assert closing(judge.run, [ALARM, *[long] * 5])[-2] == "  and 1 more in monitor.verdicts"
-
-
-def test_a_command_is_never_broken_in_two():
-    command = f"tensorboard --logdir '/home/somebody/{'a long name/' * 12}'"
-    assert f"  Open: {command}" in closing(trained(2).run, [], [command])
 
 
 def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():

@@ -13,6 +13,8 @@ from hookboard import HealthMonitor
 from hookboard.health.judge import Judge
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
+pytestmark = pytest.mark.usefixtures("at_every_look")
+
 LEAPT = [2.3, 9.0, *falling(38)]
 """A loss that leaps after the first step."""
 
@@ -23,7 +25,6 @@ def said(made):
     return verdict.since, verdict.until, verdict.evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
     since, until, evidence = said(training(40, lambda step: moved(2.1 if step == 0 else 0.006), LEAPT))
     assert (since, until) == (0, 0)
@@ -31,7 +32,6 @@ def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
     assert "and 0.006 at step 39" in evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_steps_that_are_still_too_large_have_the_size_of_the_latest():
     since, until, evidence = said(training(40, lambda step: moved(2.1 - 0.05 * step), LEAPT))
     assert (since, until) == (0, None)
@@ -39,7 +39,6 @@ def test_steps_that_are_still_too_large_have_the_size_of_the_latest():
     assert "2.1" not in evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
     made = training(80, lambda step: moved(0.5 + step / 100 if 20 <= step < 30 else 0.01), losses=risen(80))
     since, until, evidence = said(made)
@@ -48,13 +47,11 @@ def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
     assert "and 0.01 at step 79" in evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_what_was_over_when_a_long_run_forgets_its_columns_stays_over_at_the_same_step():
     made = training(600, lambda step: moved(2.1 if step <= 3 else 0.006), [*LEAPT, *falling(560)])
     assert said(made)[:2] == (0, 3)
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_large_steps_of_one_layer_are_over_once_they_are_usual():
     far = 1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01
     made = training(80, lambda step: moved(0.01) | (moved(far, "fc1") if 20 <= step < 30 else {}), losses=risen(80))
@@ -63,7 +60,6 @@ def test_large_steps_of_one_layer_are_over_once_they_are_usual():
     assert "and 0.01 at step 79" in evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
     far = 1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01
     made = training(60, lambda step: moved(0.01) | moved(far * (1 + step), "fc1"), losses=risen(60))
@@ -72,7 +68,6 @@ def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
     assert f"is {60 * far:.2g}" in evidence
 
 
-@pytest.mark.usefixtures("at_every_look")
 @pytest.mark.parametrize(("end", "until"), [(50, 49), (99, None)])
 def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
     def rate(step):
@@ -86,18 +81,16 @@ def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
 def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
     judge = Judge([GAP_RULE], CHANGING, WINDOW)
     made = training(100)
+    shifts = {39: 5.0, 59: 6.0, 79: 7.0}
     for number, look in enumerate(made):
         judge.see(look)
-        if number in (39, 59, 79):
-            shift = {39: 5.0, 59: 6.0, 79: 7.0}[number]
-            judge.see_evaluation(evaluation(look, dict.fromkeys(["fc1", "act1", "head"], shift)))
+        if number in shifts:
+            judge.see_evaluation(evaluation(look, dict.fromkeys(["fc1", "act1", "head"], shifts[number])))
     (verdict,) = judge.verdicts
     # The mean of its channels is 0.5 to begin with, and each deviates by about 1.
     now = made[79].of("fc1", "output").moments
-    assert (
-        f"an RMS of {np.hypot(now.mean + 7.0, now.deviation):.2g} in validation and {now.rms:.2g} in training"
-        in verdict.evidence
-    )
+    rms = np.hypot(now.mean + 7.0, now.deviation)
+    assert f"an RMS of {rms:.2g} in validation and {now.rms:.2g} in training" in verdict.evidence
 
 
 class HundredTimesTheRate(Toy):
@@ -119,9 +112,8 @@ class HundredTimesTheRate(Toy):
 
     def on_train_batch_end(self, *args):
         after = [p.detach().double() for p in self.parameters() if p.dim() > 1]
-        self.ratios.append(
-            float(np.median([(a - b).norm() / b.norm() for a, b in zip(after, self.before, strict=True)]))
-        )
+        moves = [(a - b).norm() / b.norm() for a, b in zip(after, self.before, strict=True)]
+        self.ratios.append(float(np.median(moves)))
 
 
 @pytest.mark.trains

@@ -45,17 +45,9 @@ def usual(layers: Mapping[str, Layer] = LAYERS) -> list[Reading]:
     # Behind a softmax the gradients of each sample add up to 0.
     balanced = reading(head, "grad_output", [row(100, mean, 0.01) for mean in [0.003, -0.003] * 4])
     gradients = [balanced, *(of(name, "grad_output", 0.01) for name in others)]
-    weights = [
-        one
-        for layer in layers.values()
-        for name in layer.weights
-        for one in (
-            of(name, "parameter_grad", 0.01),
-            _weight(name),
-            of(name, "parameter_update", 1e-4),
-        )
-    ]
-    return [*outputs, *gradients, *weights]
+    names = [name for layer in layers.values() for name in layer.weights]
+    parts = [(of(name, "parameter_grad", 0.01), _weight(name), of(name, "parameter_update", 1e-4)) for name in names]
+    return [*outputs, *gradients, *(one for part in parts for one in part)]
 
 
 @cache

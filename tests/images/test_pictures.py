@@ -71,16 +71,6 @@ def test_what_is_drawn_can_be_read_back_from_the_file():
     assert (read[-rows - BAR_HEIGHT : -BAR_HEIGHT, MARGIN : MARGIN + columns] == HEAT[picture.pixels]).all()
 
 
-def test_a_photo_can_be_read_back_within_what_jpeg_loses():
-    y, x = np.mgrid[:100, :120]
-    pixels = np.stack([y * 2, x * 2, 200 - y], axis=-1).astype(np.uint8)
-    data, *_ = Picture(pixels, "a slope", is_photo=True).encode()
-    read = np.asarray(Image.open(io.BytesIO(data)))
-    inside = slice(16, -16)  # a block of JPEG mixes what lies on both sides of an edge
-    found = read[-100 - MARGIN : -MARGIN, MARGIN : MARGIN + 120].astype(int)
-    assert np.abs(found - pixels)[inside, inside].max() < 8
-
-
 def test_ranges_of_a_layer_and_fixed_ones_keep_maps_comparable():
     tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]]).expand(-1, -1, 2, 2)
     of_layer = picture_of(tensor, normalize="layer")
@@ -98,12 +88,9 @@ def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     assert tile(picture, 0, 0)[0, 0] == tile(picture, 0, 1)[10, 10] == NOT_FINITE
     assert (picture.pixels == NOT_FINITE).sum() == 2 * 10 * 10
     assert "magenta: NaN or infinite (2 pixels)" in picture.caption
-
-
-def test_a_map_of_nothing_but_nan_is_drawn_whole():
-    picture = picture_of(torch.full((1, 2, 4, 4), torch.nan))
-    assert (tile(picture, 0, 1) == NOT_FINITE).all()
-    assert "values" not in picture.caption
+    whole = picture_of(torch.full((1, 2, 4, 4), torch.nan))
+    assert (tile(whole, 0, 1) == NOT_FINITE).all()
+    assert "values" not in whole.caption
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
@@ -114,35 +101,33 @@ def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
 def test_the_caption_has_both_ends_of_the_values_and_the_bar_has_room_for_its_words():
     picture = picture_of(torch.tensor([[[[-2.531, 0.0]], [[1.0, 31234.5]]]]))
     assert picture.caption.endswith("; values from -2.53 to 3.12e+04")
+    assert "channels 0 to 15 of 2048" in picture_of(torch.rand(1, 2048, 2, 2)).caption
     (bar,) = picture.bars
     assert sum(font().getlength(words) for words in (bar.label, *bar.ends)) < WIDTH - 6 * MARGIN
 
 
-@pytest.mark.parametrize("module", [nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool3d(1), nn.LayerNorm(20)])
-def test_maps_of_one_pixel_are_drawn_as_one_map_of_all_channels(module):
+@pytest.mark.parametrize(
+    ("module", "shape"), [(nn.AdaptiveAvgPool3d(1), (2, 20, 1, 1, 1)), (nn.LayerNorm(20), (2, 1, 1, 20))]
+)
+def test_maps_of_one_pixel_are_drawn_as_one_map_of_all_channels(module, shape):
     values = torch.arange(2 * 20.0).view(2, 20)
-    shape = (
-        (2, 1, 1, 20)
-        if isinstance(module, nn.LayerNorm)
-        else (2, 20, 1, 1, *[1] * isinstance(module, nn.AdaptiveAvgPool3d))
-    )
     picture = picture_of(values.reshape(shape), module=module)
     assert picture.caption.startswith("net.conv: one map, 1x20, channels from left to right; values from 0 to 39")
     drawn = picture.pixels[10, :: picture.pixels.shape[1] // 20][:20]
     assert (drawn == indices(np.arange(20) / 19)).all()
 
 
-def test_of_many_channels_some_are_shown_and_the_caption_says_so():
-    picture = picture_of(torch.rand(1, 2048, 2, 2))
-    assert picture.image().size[0] == WIDTH
-    assert "channels 0 to 15 of 2048" in picture.caption
-
-
-def test_large_maps_are_averaged_over_areas():
+def test_large_maps_are_averaged_over_areas_and_do_not_change_with_the_tensor():
     values = torch.arange(80 * 80.0).view(1, 1, 80, 80).repeat(1, 2, 1, 1)
+    first, small = values[0, 0, :2, :2].mean(), values[..., :4, :4].clone()
     part = select_maps(maps_in(values, RELU, aspect=1.0), channels=2, size=40)
+    kept = select_maps(maps_in(small, RELU, aspect=1.0), channels=2, size=40)
+    before = kept.values.clone()
+    for tensor in (values, small):
+        tensor.zero_()
     assert part.values.shape == (1, 2, 40, 40)
-    assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
+    assert part.values[0, 0, 0, 0] == first
+    assert torch.equal(kept.values, before)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +143,9 @@ def test_large_maps_are_averaged_over_areas():
         ((2, 50, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without the class token"),
         ((2, 49, 8), RELU, None, (2, 1, 49, 8), "positions by features"),
         ((2, 48, 8), RELU, 1.0, (2, 1, 48, 8), "positions by features"),
-        ((2, 16, 8), RELU, 0.25, (2, 8, 2, 8), "patches"),
         ((2, 25, 8), RELU, 4 / 6, (2, 8, 4, 6), "patches, without the class token"),
         ((2, 51, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without the 2 tokens before them"),
         ((2, 16, 16, 24), RELU, 16 / 24, (2, 16, 16, 24), ""),
-        ((2, 4, 8, 32), RELU, 0.5, (2, 32, 4, 8), ""),
         ((2, 8), RELU, 1.0, (2, 1, 1, 8), "features from left to right"),
     ],
 )
@@ -186,7 +169,6 @@ def test_attention_has_a_tile_for_each_head():
 @pytest.mark.parametrize(
     ("module", "index", "is_swapped"),
     [
-        (RELU, "", False),
         (nn.TransformerEncoderLayer(4, 2), "", True),
         (nn.TransformerEncoderLayer(4, 2, batch_first=True), "", False),
         (nn.MultiheadAttention(4, 2), "0", True),
@@ -200,14 +182,6 @@ def test_attention_has_a_tile_for_each_head():
 def test_samples_come_first_whatever_the_module_puts_there(module, index, is_swapped):
     expected = (3, 2, 4) if is_swapped else (2, 3, 4)
     assert tuple(samples_first(torch.rand(2, 3, 4), module, index).shape) == expected
-
-
-def test_what_is_shown_does_not_change_with_the_tensor():
-    tensor = torch.rand(2, 3, 4, 4)
-    part = select_maps(maps_in(tensor, RELU, aspect=1.0), channels=3, size=40)
-    before = part.values.clone()
-    tensor.zero_()
-    assert torch.equal(part.values, before)
 
 
 def kernels(*shape, change=0.0, size=24):
@@ -233,24 +207,15 @@ def test_other_kernels_have_a_tile_for_each_channel():
     assert pixel.tolist() == pytest.approx([expected] * 3, abs=1.1)
 
 
-def test_kernels_of_one_channel_stand_in_a_square():
-    now, picture = kernels(9, 1, 3, 3, size=24)
-    assert picture.pixels.shape[0] < 4 * 26
-    expected = ((0.5 + 0.5 * now[4, 0, 2, 2] / now.abs().max()) * 255).item()
-    pixel = picture.palette[picture.pixels[26 + 20, 26 + 20]]
-    assert pixel.tolist() == pytest.approx([expected] * 3, abs=1.1)
-
-
 def test_the_right_half_is_the_change_and_grey_where_there_is_none():
     _, still = kernels(4, 3, 2, 2)
     start = still.bars[1].left
-    inside = still.pixels[:20, start : start + 20]
-    assert (inside == 128).all()
+    assert (still.pixels[:20, start : start + 20] == 128).all()
     _, moved = kernels(4, 3, 2, 2, change=0.25)
     assert "change in this fit, ±0.25" in moved.caption
 
 
-@pytest.mark.parametrize("shape", [(4, 2, 5), (40, 20, 3, 3), (4, 2, 3, 3, 3), (4, 6, 1, 1), (1, 1, 1), (5, 3, 7, 7)])
+@pytest.mark.parametrize("shape", [(4, 2, 5), (40, 20, 3, 3), (4, 2, 3, 3, 3), (1, 1, 1), (9, 1, 3, 3)])
 def test_kernels_of_any_shape_have_a_picture(shape):
     _, picture = kernels(*shape)
     assert len(np.unique(picture.pixels)) >= 3  # paper, no change, and weights
@@ -317,14 +282,6 @@ def test_a_bar_has_every_colour_of_its_palette_in_order_and_its_numbers_at_their
         assert np.abs(line[200] - palette[LEVELS // 2]).max() <= 3
 
 
-def test_a_bar_has_no_mark_without_its_number():
-    """It would be taken for the place of the number at the end, which stands a little inside."""
-    bar = Bar(ColourScale(-0.138, 0.138), "", start=100, right=300)
-    picture = Picture(np.full((10, 600), PAPER, np.uint8), "caption", GREY, bars=(bar,))
-    marks = np.asarray(picture.image().convert("L"))[-BAR_HEIGHT + 28, MARGIN:-MARGIN] < 128
-    assert np.count_nonzero(np.diff(marks.astype(int)) == 1) == 3  # both ends, and 0
-
-
 @pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
 def test_numbers_of_a_bar_are_round_and_on_it(scale):
     ticks = scale.ticks()
@@ -332,21 +289,9 @@ def test_numbers_of_a_bar_are_round_and_on_it(scale):
     assert all(scale.low <= tick <= scale.high and float(f"{tick:.1g}") == tick for tick in ticks)
 
 
-@pytest.mark.parametrize("low", [0.0, 1e-300, 3e38, -3e38])
+@pytest.mark.parametrize("low", [0.0, 3e38])
 def test_a_scale_of_a_single_value_has_no_round_numbers(low):
     assert ColourScale(low, low).ticks() == []
-
-
-def test_the_input_stands_beside_its_maps_twice_as_large():
-    inputs = torch.rand(2, 1, 8, 8)
-    picture = picture_of(torch.rand(2, 3, 4, 4), inputs=inputs)
-    for sample in range(2):
-        one = inputs[sample, 0].numpy()
-        share = (one - one.min()) / (one.max() - one.min())
-        expected = (share * 255)[..., None].repeat(10, 0).repeat(10, 1)
-        top = sample * (80 + MARGIN)
-        assert np.abs(picture.pixels[top : top + 80, :80] - expected).max() <= 1
-    assert (picture.pixels[0, 80 + MARGIN :] != 255).any()
 
 
 def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
@@ -364,7 +309,6 @@ def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
         torch.zeros(4, dtype=torch.long),
         torch.rand(2, 16, 8, 8),
         torch.rand(2, 3, 1, 1),
-        torch.rand(2, 3, 8),
         torch.rand(0, 3, 8, 8),
         torch.rand(2, 3, 8, 8, dtype=torch.complex64),
         torch.rand(2, 3, 8, 8, device="meta"),

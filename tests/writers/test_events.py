@@ -33,7 +33,7 @@ def recorded(tensors, statistics="mean std", **options):
         yield table.send()()
 
 
-@pytest.mark.parametrize("step", [0, 1, 300, 2**40, -1])
+@pytest.mark.parametrize("step", [0, 2**40, -1])
 def test_scalars_are_written_as_float32_at_their_step(step, tensorboard, monkeypatch):
     scalars = {f"activation_std/net.{i}": value for i, value in enumerate(VALUES)}
     event = given_to(tensorboard, Entry(step, scalars), monkeypatch)
@@ -44,7 +44,7 @@ def test_scalars_are_written_as_float32_at_their_step(step, tensorboard, monkeyp
     assert event.step == step
 
 
-@pytest.mark.parametrize("tag", ["a", "ä/été/层", "x" * 40_000])
+@pytest.mark.parametrize("tag", ["ä/été/层", "x" * 40_000])
 def test_tags_of_any_length_and_script_are_read_back(tag, tensorboard, tmp_path):
     write_to_tensorboard(tensorboard, Entry(3, {tag: 1.0}))
     assert written(tensorboard, tmp_path).Tags()["scalars"] == [tag]
@@ -85,13 +85,6 @@ def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
     tags = ["activation_mean/net.0", "activation_std/net.0", "activations/net.0", "hookboard/health"]
     assert [value.tag for value in event.summary.value] == tags
     assert event.step == 7
-
-
-def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():
-    sites = {Site("a", "output"): normal(4), Site("b", "output"): torch.arange(4)}
-    scalars = next(recorded(sites, "headroom mean")).scalars()
-    assert list(scalars) == ["activation_headroom/a", "activation_mean/a", "activation_mean/b"]
-    assert scalars["activation_mean/b"] == 1.5
 
 
 def test_of_two_sites_with_one_tag_the_last_one_has_it():
