@@ -12,8 +12,6 @@ from board.sick_logs import (
     write_deep,
     write_fall,
     write_foreign,
-    write_long,
-    write_quiet,
     write_rooted,
     write_rowless,
     write_run,
@@ -58,8 +56,6 @@ def page_logs(tmp_path_factory):
     write_run(folder / "young", has_record=False, steps=STEPS[:10])
     write_foreign(folder / "zoo", runs.NASTY)
     write_rooted(folder / "whole")
-    write_long(folder / "long")
-    write_quiet(folder / "unlike")
     write_deep(folder / "tall", 50)
     write_rowless(folder / "without_rows")
     write_fall(folder / "fall")

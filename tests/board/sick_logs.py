@@ -128,27 +128,6 @@ def write_foreign(folder, names):
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
 
 
-QUIET = "attention.3"
-
-
-def write_quiet(folder):
-    """A run with a sick layer whose RMS is that of layers of another type, so that only its deviation shows it."""
-    kinds = {"attention": ("my.Attention", 0.1), "linear": ("my.Linear", 1.0)}
-    names = [f"{kind}.{i}" for kind in kinds for i in range(12)]
-    facts = tuple(LayerFacts(name, (kinds[name.partition(".")[0]][0],), None, {}) for name in names)
-    rms = [1.0 if name == QUIET else kinds[name.partition(".")[0]][1] for name in names]
-    health = HealthRecord(
-        2,
-        "1 alarm.",
-        ({**VERDICTS[0], "module": QUIET},),
-        tuple(names),
-        STEPS,
-        {"activation_rms": np.outer(rms, np.ones(len(STEPS)))},
-    )
-    events = [record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings())]
-    write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
-
-
 def write_deep(folder, count, verdicts=()):
     """A run of a transformer of so many layers, healthy but for the verdicts."""
     names = tuple(name for name, _, _ in layers_of(count))
@@ -156,14 +135,6 @@ def write_deep(folder, count, verdicts=()):
     values = {"activation_rms": rows, "gradient_rms": rows}
     health = HealthRecord(2, "Nothing.", tuple(verdicts), names, STEPS[:2], values)
     write(folder, [record(2, HEALTH, health.strings())])
-
-
-LONG = [f"net.base_model.model.encoder.layer.{i}.attention.self.{part}.lora_A" for i in (1, 11) for part in ("q", "v")]
-
-
-def write_long(folder):
-    """A run whose layers have long names that begin and end alike."""
-    write(folder, [scalars(step, {f"activation_std/{name}": 1.0 for name in LONG}) for step in (0, 10)])
 
 
 def write_rooted(folder):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from board.sick_logs import FROZEN, LONG, PARTS, SICK, STEPS, layers_of
+from board.sick_logs import FROZEN, PARTS, SICK, STEPS, layers_of
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -39,13 +39,6 @@ def test_blocks_are_folded_except_those_with_a_verdict(tab):
     layers = [f"encoder.layers.{i}" for i in range(12)]
     place = layers.index("encoder.layers.7") + 1
     assert tab.rows == ["token_embedding", "encoder.layers", *layers[:place], *inside, *layers[place:], "norm", "head"]
-
-
-@pytest.mark.parametrize("view", ["map", "depth"])
-def test_all_rows_of_a_deep_model_are_its_blocks_at_first(tab, view):
-    tab.show(run="tall", view=view, rows="all")
-    blocks = [f"encoder.layers.{i}" for i in range(50)]
-    assert tab.rows == ["token_embedding", "encoder.layers", *blocks, "norm", "head"]
 
 
 def test_cells_are_what_was_logged(tab, values):
@@ -92,18 +85,6 @@ def test_the_deviation_is_that_from_the_median_of_the_type(tab, values):
     np.testing.assert_allclose(numbers(tab.traces["values"]["z"])[-1], expected, atol=1e-6)
 
 
-def test_a_run_opens_on_the_deviation_if_only_that_shows_the_sick_layer(tab):
-    tab.show(run="unlike")
-    expect(tab.find("#hookboard-how-deviation")).to_be_checked()
-    expect(tab.find(".what")).to_have_text("as a multiple of the median of its type")
-    tab.find("[for=hookboard-how-log]").click()
-    expect(tab.find("#hookboard-how-log")).to_be_checked()
-    tab.wait()
-    assert tab.state["how"] == "log"
-    tab.show(run="sick")
-    expect(tab.find("#hookboard-how-log")).to_be_checked()
-
-
 def test_a_verdict_leads_to_its_row_and_step(tab):
     tab.show(run="sick", closed='["encoder.layers"]', modules="head token_embedding")
     tab.find(".card.note").click()
@@ -125,17 +106,6 @@ def test_most_changed_puts_the_rows_first_that_were_farthest_from_their_first_va
     assert {*tab.rows[-3:]} == {f"encoder.layers.7.{part}" for part in ("linear1", "dropout", "linear2")}  # constant
     tab.show(run="sick", series="health/gradient_rms", sort="change")
     assert tab.rows[0] == "encoder.layers.3.linear2"  # the only one that was not finite
-
-
-def test_in_a_list_names_lose_what_all_begin_with_and_keep_their_numbers(tab):
-    tab.page.set_viewport_size({"width": 390, "height": 844})
-    tab.show(run="long", sort="worst")
-    labels = tab.find(".name .label").all_text_contents()
-    assert len(labels) == len({*labels}) == len(LONG)
-    for label, name in zip(labels, tab.rows, strict=True):
-        assert not label.startswith("net")
-        assert name.split(".")[5] in label.replace("…", ".").split(".")
-        assert label.endswith(name.partition("self")[2])
 
 
 def test_rows_can_be_sorted_by_name_with_numbers_as_numbers(tab):

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from board.browser import Tab, tensorboard
 from board.drawn_logs import COUNTS, EDGES, WIDTHS
-from board.sick_logs import SICK, write_run
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -52,23 +50,6 @@ def test_two_stages_of_a_run_are_compared_in_one_map(tab):
     expect(tab.find(".notice").first).to_contain_text("1 row exists in only one stage")
     lines = tab.download(".view button:has-text('CSV')").decode().splitlines()
     assert lines == ["layer,step,train,validate", "net.1,0,1,", "net.1,10,11,", "net.1,20,21,7"]
-
-
-def test_the_slow_loader_shows_the_sick_layer_too(chromium, tmp_path):
-    write_run(tmp_path / "sick")
-    with tensorboard(tmp_path, "--load_fast=false") as address:
-        tab = Tab(chromium, address, state={"run": "sick"})
-        for attempt in range(1, 600):  # it reads the files in the background, so that the page may come first
-            if SICK in tab.rows:
-                break
-            tab.page.wait_for_timeout(200)
-            if attempt % 25 == 0:
-                tab.page.reload()
-                tab.wait()
-        assert SICK in tab.rows
-        expect(tab.find(".card.alarm")).to_contain_text("dead_units")
-        assert tab.faults == []
-        tab.close()
 
 
 def test_show_has_each_statistic_once_in_groups_and_the_stage_is_a_choice_of_its_own(tab):

@@ -98,12 +98,10 @@ def drawn_patterns(count):
 
 
 def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
-    types_of = {
-        name: [
-            f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__ if kind not in (nn.Module, object)
-        ]
-        for name, module in select(model, "**", owning="parameters").items()
-    }
+    types_of = {}
+    for name, module in select(model, "**", owning="parameters").items():
+        kinds = type(module).__mro__[:-2]  # without nn.Module and object
+        types_of[name] = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
     given = [[pattern] for pattern in PATTERNS] + [[f"!{pattern}"] for pattern in PATTERNS]
     given += [["**", f"!{one}", f"!{other}"] for one, other in zip(PATTERNS, PATTERNS[7:], strict=False)]
     cases = [(patterns, []) for patterns in [*given, *drawn_patterns(200)]]
@@ -118,10 +116,8 @@ def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
             error = answer["errors"]["modules"] + answer["errors"]["types"]
             assert error
             if len(modules) == 1:  # of several, the one or the other may be named first
-                assert ("not a regular expression" in error) == ("not a regular expression" in expected), (
-                    modules,
-                    error,
-                )
+                words = "not a regular expression"
+                assert (words in error) == (words in expected), (modules, error)
         else:
             assert answer["filter"] == expected, (modules, types, answer["errors"])
             found += 0 < len(expected) < len(NAMES)
@@ -130,30 +126,19 @@ def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
 
 LAYERS = {"net.stem": ["torch.nn.modules.conv.Conv2d"], "net.9": ["torch.nn.modules.linear.Linear"], "head": []}
 
-WRONG = {
-    "a pattern for nothing": (
-        "nett.*",
-        "",
-        "layers: the pattern 'nett.*' matches no layer's whole name; the closest are 'net",
-    ),
-    "a part of a name": ("et", "", "layers: the pattern 'et' matches no layer's whole name, '**et**' matches 2"),
-    "what there is": ("zzz", "", "matches no layer's whole name. Valid: net.stem, net.9, head."),
-    "an open bracket": ("re:(", "", "layers: 're:(' is not a regular expression: Unterminated group."),
-    "an unknown type": ("", "Liner", "types: no layer is a 'Liner'; the closest are 'Linear'. Valid: Conv2d, Linear."),
-}
+WRONG = [
+    (LAYERS, "nett.*", "", "layers: the pattern 'nett.*' matches no layer's whole name; the closest are 'net"),
+    (LAYERS, "et", "", "layers: the pattern 'et' matches no layer's whole name, '**et**' matches 2"),
+    (LAYERS, "zzz", "", "matches no layer's whole name. Valid: net.stem, net.9, head."),
+    (LAYERS, "re:(", "", "layers: 're:(' is not a regular expression: Unterminated group."),
+    (LAYERS, "", "Liner", "types: no layer is a 'Liner'; the closest are 'Linear'. Valid: Conv2d, Linear."),
+    ({"net": []}, "", "Linear", "types: the run has no record of its layers' types, so 'Linear' cannot"),
+]
 
 
-@pytest.mark.parametrize(("modules", "types", "text"), WRONG.values(), ids=WRONG)
-def test_a_wrong_pattern_is_answered_by_a_sentence(filtered, modules, types, text):
-    (answer,) = filtered(LAYERS, [[modules, types]])
-    assert answer["filter"] is None
-    assert text in answer["errors"]["modules" if modules else "types"]
-
-
-def test_a_type_is_not_looked_for_where_none_is_recorded(filtered):
-    (answer,) = filtered({"net": []}, [["", "Linear"]])
-    assert answer["errors"]["types"].startswith("types: the run has no record of its layers' types, so 'Linear' cannot")
-
-
-def test_empty_fields_filter_nothing(filtered):
+def test_a_wrong_pattern_is_answered_by_a_sentence_and_empty_fields_filter_nothing(filtered):
+    for layers, modules, types, text in WRONG:
+        (answer,) = filtered(layers, [[modules, types]])
+        assert answer["filter"] is None
+        assert text in answer["errors"]["modules" if modules else "types"]
     assert filtered(LAYERS, [["", ""]]) == [{"filter": None, "errors": {"modules": "", "types": ""}}]

@@ -105,28 +105,6 @@ def test_back_returns_to_what_was_shown_before_and_forward_again(tab):
     expect(tab.find(".view h2")).to_have_text("How the signal travels")
 
 
-@pytest.mark.parametrize("choice", ["a verdict", "a block", "a filter"])
-def test_back_undoes_each_choice_and_stays_in_the_run(tab, choice):
-    tab.show(run="old")
-    tab.show(run="sick")
-    before, rows = tab.state, tab.rows
-    if choice == "a verdict":
-        tab.find(".card.alarm").click()
-        tab.until(lambda: tab.state.get("row") == SICK)
-    elif choice == "a block":
-        tab.find(".name.block").last.click()
-        tab.until(lambda: tab.rows != rows)
-    else:
-        for typed in ("head", "head*"):
-            tab.find("#hookboard-modules").fill(typed)
-            tab.until(lambda typed=typed: tab.state.get("modules") == typed)
-        expect(tab.find(".name")).to_have_count(1)
-    tab.page.go_back()
-    tab.until(lambda: (tab.state, tab.rows) == (before, rows))
-    tab.page.go_back()
-    tab.until(lambda: tab.state["run"] == "old")
-
-
 def test_a_link_with_a_run_alone_opens_what_shows_its_worst_verdict_and_so_does_the_list(tab):
     tab.show(run="twin")
     assert tab.state["series"] == "health/gradient_rms"
@@ -201,20 +179,6 @@ def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
     tab.find("button:has-text('Show this layer')").click()
     expect(tab.find(".side h2")).to_have_text(SICK)
     assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
-
-
-def test_a_click_is_heard_though_the_map_is_drawn_anew_between_press_and_release(tab):
-    card = tab.find(".card.alarm")
-    card.hover()
-    tab.page.mouse.down()
-    tab.find(".name.alarm").evaluate("one => one.drawnBefore = true")
-    tab.page.set_viewport_size({"width": 1430, "height": 900})
-    tab.find(".names").evaluate(
-        "names => new Promise((done) => { const look = () =>"
-        " names.querySelector('.alarm').drawnBefore ? setTimeout(look, 10) : done(); look(); })"
-    )
-    tab.page.mouse.up()
-    expect(tab.find(".card.alarm.chosen")).to_have_count(1)
 
 
 def test_a_verdict_says_what_its_rule_means_and_when_it_is_wrong(tab):
@@ -317,27 +281,6 @@ def test_what_is_alike_and_what_follows_is_folded_on_the_card_and_opened_by_the_
     expect(tab.find(".item").first).to_be_visible()
 
 
-def test_an_empty_log_directory_says_what_to_do(chromium, tab):
-    hint = "There is nothing of hookboard in this log directory. Add HealthMonitor()."
-    context = chromium.new_context()
-    try:
-        page = context.new_page()
-        page.set_default_timeout(40_000)
-        page.route("**/hookboard/runs", lambda route: route.fulfill(json={"runs": [], "hint": hint}))
-        page.goto(f"{tab.address}/#hookboard")
-        frame = page.frame_locator("iframe")
-        expect(frame.locator(".notice")).to_have_text(hint, timeout=40_000)
-        expect(frame.locator("main")).to_be_hidden()
-    finally:
-        context.close()
-
-
-def test_two_runs_that_are_compared_are_sorted_by_how_much_they_differ(tab):
-    tab.show(run="sick", against="twin", sort="worst")
-    assert tab.find(".side h2").inner_text() == "2 verdicts of sick"
-    assert SICK not in tab.rows[:1]
-
-
 def curve_of(tab):
     """The points of the loss above the map, as shares of the width; a gap begins a new list."""
     path = tab.find(".loss path").get_attribute("d")
@@ -400,10 +343,3 @@ def test_the_steps_below_the_map_have_labels_at_even_distances(tab, steps, colum
     }"""
     address = f"{tab.address}/data/plugin/hookboard/map.js"
     assert tab.find("body").evaluate(ask, [address, steps, columns]) == shown
-
-
-def test_the_depth_view_and_a_run_without_a_loss_show_none(tab):
-    tab.show(run="sick", view="depth")
-    expect(tab.find(".loss")).to_be_hidden()
-    tab.show(run="drawn")
-    expect(tab.find(".loss")).to_be_hidden()

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from board.browser import Tab, require_entry_point, tensorboard
 from board.logs import fast, record, slow, write
 from board.runs import HEALTH_RECORD, VERDICT
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -96,19 +95,6 @@ def test_the_tab_is_given_both_by_each_loader(resumed, loader):
         assert (run["alarms"], run["notes"], run["is_over"]) == (1, 1, True)
         _, shown = board.ask("map", run="version_0", series="health/activation_rms", columns=100)
         assert shown["steps"] == [*range(20)]
-
-
-@pytest.mark.browser
-def test_the_map_has_the_columns_of_both_and_the_list_their_verdicts(resumed, chromium):
-    require_entry_point()
-    with tensorboard(resumed[0]) as address:
-        tab = Tab(chromium, address, state={"run": "version_0", "series": "health/activation_rms"})
-        assert len(tab.traces["values"]["z"][0]) == 20
-        cards = " ".join(tab.find(".card").all_text_contents())
-        assert "since step 0, ongoing" in cards
-        assert "from step 0 to 9" in cards
-        assert tab.faults == []
-        tab.close()
 
 
 def part(number, steps, **fields):

@@ -12,7 +12,6 @@ from hookboard.health.losses import (
     BOUNDLESS_PACE_SHARE,
     STEPS_BEFORE_JUDGING,
     STEPS_BEFORE_STUCK,
-    STEPS_BEFORE_WORSE_THAN_CHANCE,
     LossCurve,
 )
 
@@ -195,15 +194,6 @@ def test_a_loss_that_stays_where_it_was_when_the_training_was_resumed_is_not_stu
     losses = LossCurve()
     losses.extend(Loss(first + i, i, value) for i, value in enumerate(level(300, 0.7, 0.01)))
     assert losses.is_stuck is fires
-
-
-@pytest.mark.parametrize(("steps", "harmed"), [(STEPS_BEFORE_WORSE_THAN_CHANCE - 1, False), (200, True)])
-def test_a_loss_far_above_chance_is_harm_in_the_end_however_far_it_has_come_down(steps, harmed):
-    losses = LossCurve()
-    losses.chance, losses.reach = math.log(2), 1e5
-    losses.extend(Loss(i, i, 3000 / (1 + i)) for i in range(30))
-    losses.extend(Loss(i, i, 40.0) for i in range(30, steps))
-    assert losses.is_far_above_chance is harmed
 
 
 def test_a_loss_below_0_is_no_cross_entropy():

@@ -17,7 +17,7 @@ from hookboard.health.page import (
     table_of,
     values_of,
 )
-from hookboard.health.report import Card, cards_of, caveat, closing, folded_verdicts, headline, news
+from hookboard.health.report import caveat, closing, folded_verdicts, headline, news
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
@@ -283,11 +283,6 @@ def test_what_follows_is_told_with_its_cause_and_not_by_itself():
     assert said in rows[0].replace("<br>", " ")
     assert len(table.rows) == 5
     assert closing(trained(9).run, given)[-2].endswith("; not_learning. Try: Lower the rate.")
-
-
-def test_what_follows_from_one_of_several_alike_is_on_their_card():
-    given = [*noted(["a", "b", "c"]), effect("y", "d", ("dead_units", "b")), effect("x", "e", ("dead_units", "c"))]
-    assert cards_of(given) == [Card((0, 1, 2), ((3,), (4,)))]
 
 
 @pytest.mark.parametrize(

@@ -79,19 +79,6 @@ def test_half_of_the_units_make_a_note_and_nine_of_ten_or_with_harm_three_of_fou
     assert [(finding.severity, finding.is_hard) for finding in found] == said
 
 
-def test_a_layer_with_95_percent_zeros_whose_units_are_all_active_at_times_is_healthy():
-    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(rectified(UNITS, zeros=95)), losses=harmed))
-
-
-def test_units_that_take_turns_are_healthy():
-    # At each look another half is silent, as where each batch is of one class.
-    def turns(n):
-        halves = [nothing(4), rectified(4)] if n // 2 % 2 else [rectified(4), nothing(4)]
-        return chain(halves[0] + halves[1])
-
-    assert not findings(DEAD_UNITS, run_of(CHAIN, turns, count=12))
-
-
 def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice_as_long():
     def silent(n):
         return chain(rectified(UNITS) if n == 4 else nothing(UNITS))
@@ -160,35 +147,6 @@ def test_too_few_samples_tell_nothing(dead, enough):
     assert findings(DEAD_UNITS, few(enough))
 
 
-def test_pruned_units_do_not_count():
-    pruned = weights("fc1", rows=nothing(6) + noise(2, scale=0.1), gradient=nothing(6) + noise(2))
-    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(6), fc1_weights=pruned), losses=harmed))
-
-
-@pytest.mark.parametrize(
-    ("act", "conv", "modules"),
-    [(partly_dead(6), nothing(6) + noise(2, scale=0.1), []), (nothing(8), None, ["bn"])],
-    ids=["pruned", "dead"],
-)
-def test_behind_a_norm_pruned_units_do_not_count_and_dead_ones_are_found_at_the_norm(act, conv, modules):
-    norm = Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), frozenset({"bn.weight"}))
-    given = ("conv", noise(8)), ("bn", negative(8)), ("act", act)
-    readings = [*(outputs(*each) for each in given), *weights("conv", rows=conv)]
-    run = run_of([linear("conv", kind="conv"), norm, without_weights("act")], lambda n: readings)
-    assert [finding.module for finding in findings(DEAD_UNITS, run)] == modules
-
-
-def test_a_frozen_layer_with_dead_units_is_a_note():
-    frozen = [*CHAIN[:2], linear("fc1", trainable=False), *CHAIN[3:]]
-    (finding,) = findings(DEAD_UNITS, run_of(frozen, lambda n: chain(nothing(UNITS)), losses=harmed))
-    assert finding.severity == "note"
-
-
-def test_an_expert_that_gets_no_tokens_is_healthy():
-    read = chain(nothing(UNITS))
-    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: read if n < 2 else read[:2]))
-
-
 CALLED = [linear("fc1", 32), linear("fc2", 8, 32)]
 """A feed-forward part whose activation is called as a function."""
 
@@ -202,31 +160,6 @@ def called(fc1, gradient, head=None):
     ]
 
 
-def test_units_in_front_of_a_function_are_dead_where_no_gradient_arrives():
-    (finding,) = findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32))))
-    assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
-    assert "32 of 32 units" in finding.evidence
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        (negative(32), noise(32, scale=0.01)),
-        (noise(32), nothing(32)),
-        (negative(32), nothing(32), nothing(8)),
-    ],
-    ids=["get a gradient", "are positive at times", "are in a model where nothing gets a gradient"],
-)
-def test_units_in_front_of_a_function_are_not_dead_that(given):
-    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(*given)))
-
-
-def test_the_classes_of_a_head_that_never_come_are_healthy():
-    head = weights("head", 32, 4, gradient=nothing(24) + noise(8, scale=0.01))
-    readings = [outputs("fc", noise(8)), outputs("head", negative(32)), *weights("fc"), *head]
-    assert not findings(DEAD_UNITS, run_of([linear("fc", 8), linear("head", 32, 8)], lambda n: readings))
-
-
 def test_of_a_large_weight_the_units_that_are_measured_count():
     # 32 units of 8192 inputs, of which every fourth is measured.
     layers = [linear("fc1", 32, 8192), linear("fc2", 8, 32)]
@@ -234,49 +167,6 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
     readings = [outputs("fc1", negative(32)), outputs("fc2", noise(8)), *of_weights]
     (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: readings))
     assert finding.evidence.startswith("8 of 8 sampled units (of 32) have not been above 0 at any measurement")
-
-
-@pytest.mark.parametrize(("act1", "module"), [(rectified(UNITS), "drop"), (nothing(UNITS), "fc1")])
-def test_a_dropout_of_everything_is_dead_unless_the_layer_before_it_is(act1, module):
-    layers = [*CHAIN[:4], without_weights("drop", "dropout", "Dropout"), CHAIN[4]]
-    read = chain(act1)
-    run = run_of(layers, lambda n: [*read[:4], outputs("drop", nothing(UNITS)), *read[4:]])
-    assert [(one.module, one.severity) for one in findings(DEAD_UNITS, run)] == [(module, "alarm")]
-
-
-def test_a_gelu_far_below_0_lets_next_to_no_gradient_through():
-    little = [row(8, 0.0, 1e-8) for _ in range(32)]
-    deep = [row(100, mean=-7.0, deviation=1.0) for _ in range(32)]
-    assert findings(DEAD_UNITS, run_of(CALLED, lambda n: called(deep, little)))
-    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), little)))
-
-
-def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
-    run = run_of(CHAIN, lambda n: chain(partly_dead(5), act0=partly_dead(4)), losses=falling)
-    assert [(s.module, s.severity) for s in findings(DEAD_UNITS, run)] == [("fc0", "note")]
-
-
-def test_units_behind_which_a_tanh_stands_are_not_dead():
-    layers = [CALLED[0], without_weights("act", "bounded", "Tanh"), CALLED[1]]
-    fc1, *others = called(negative(32), nothing(32))
-    readings = [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
-    assert not findings(DEAD_UNITS, run_of(layers, lambda n: readings))
-
-
-def test_what_a_dead_layer_feeds_is_not_called_dead():
-    # Behind it all is constant, and half of the units are negative by chance.
-    constant = [row(100, mean=-1.0, deviation=0.0) for _ in range(UNITS)]
-    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), fc1=constant, act0=nothing(UNITS)), losses=harmed)
-    assert [finding.module for finding in findings(DEAD_UNITS, run)] == ["fc0"]
-
-
-def test_units_beside_nan_are_not_judged():
-    """Neither are the others dead nor does NaN in their weights take them out of what is counted."""
-    spoiled = [row(0, 0.0, 0.0, nonfinite=100)] * 6
-    outs, rows = nothing(2) + spoiled, [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
-    looks = [partly_dead(2), partly_dead(2), partly_dead(2), outs, outs, outs]
-    run = run_of(CHAIN, lambda n: chain(looks[n], fc1_weights=weights("fc1", rows=rows)), losses=falling)
-    assert findings(DEAD_UNITS, run) == []
 
 
 def spread(share):
@@ -289,13 +179,6 @@ def test_units_that_are_given_next_to_a_constant_are_not_called_dead(times, fire
     # Each of them is on or off for all samples, by chance.
     run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT_INPUT_SPREAD)))
     assert [finding.module for finding in findings(DEAD_UNITS, run)] == (["fc1"] if fires else [])
-
-
-def test_what_goes_into_the_first_layer_is_not_known():
-    # Counted backwards, the head stands right before it: what that gives says nothing of it.
-    faint = [row(100, mean=-1.0, deviation=0.5 * FAINT_INPUT_SPREAD) for _ in range(3)]
-    read = [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", faint)]
-    assert [finding.module for finding in findings(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]
 
 
 def wide(dead, act1=20):
@@ -323,3 +206,105 @@ def test_biases_are_to_blame_for_units_dead_from_the_start_where_they_make_the_o
     biases = [reading(name, "parameter_before", [row(UNITS, bias if "bias" in name else 1.0, 0.01)]) for name in names]
     (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
     assert finding.advice.startswith(advice)
+
+
+def turns(n):
+    """At each look another half is silent, as where each batch is of one class."""
+    return chain(nothing(4) + rectified(4) if n // 2 % 2 else rectified(4) + nothing(4))
+
+
+def beside_nan(n):
+    """From the fourth look on, all but two units and their weights are NaN."""
+    outs = nothing(2) + [row(0, 0.0, 0.0, nonfinite=100)] * 6
+    rows = [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
+    return chain(partly_dead(2) if n < 3 else outs, fc1_weights=weights("fc1", rows=rows))
+
+
+NORM = Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), frozenset({"bn.weight"}))
+NORMED = [linear("conv", kind="conv"), NORM, without_weights("act")]
+DROPOUT = without_weights("drop", "dropout", "Dropout")
+TANH = without_weights("act", "bounded", "Tanh")
+PRUNED = weights("fc1", rows=nothing(6) + noise(2, scale=0.1), gradient=nothing(6) + noise(2))
+PRUNED_CONV = weights("conv", rows=nothing(6) + noise(2, scale=0.1))
+BELOW_0 = [row(100, -1.0, 1e-4)] * 32
+DEEP = [row(100, mean=-7.0, deviation=1.0)] * 32
+LITTLE = [row(8, 0.0, 1e-8)] * 32
+SOME_CLASSES = weights("head", 32, 4, gradient=nothing(24) + noise(8, scale=0.01))
+
+HEALTHY = {
+    "a layer with 95 % zeros": (CHAIN, lambda n: chain(rectified(UNITS, zeros=95))),
+    "units that take turns": (CHAIN, turns),
+    "pruned units": (CHAIN, lambda n: chain(partly_dead(6), fc1_weights=PRUNED)),
+    "pruned units before a norm": (
+        NORMED,
+        lambda n: [outputs("conv", noise(8)), outputs("bn", noise(8)), outputs("act", partly_dead(6)), *PRUNED_CONV],
+    ),
+    "an expert that gets no tokens": (CHAIN, lambda n: chain(nothing(UNITS))[: None if n < 2 else 2]),
+    "units in front of a function that get a gradient": (CALLED, lambda n: called(negative(32), noise(32, scale=0.01))),
+    "units in front of a function that are positive at times": (CALLED, lambda n: called(noise(32), nothing(32))),
+    "a model where nothing gets a gradient": (CALLED, lambda n: called(negative(32), nothing(32), nothing(8))),
+    "units not far below 0 that get little": (CALLED, lambda n: called(negative(32), LITTLE)),
+    "units before a tanh": (
+        [CALLED[0], TANH, CALLED[1]],
+        lambda n: [outputs("act", BELOW_0), *called(negative(32), nothing(32))],
+    ),
+    "classes that never come": (
+        [linear("fc", 8), linear("head", 32, 8)],
+        lambda n: [outputs("fc", noise(8)), outputs("head", negative(32)), *weights("fc"), *SOME_CLASSES],
+    ),
+    "units beside NaN": (CHAIN, beside_nan),
+}
+
+
+@pytest.mark.parametrize(("layers", "seen"), HEALTHY.values(), ids=HEALTHY)
+def test_nothing_is_dead_of(layers, seen):
+    assert findings(DEAD_UNITS, run_of(layers, seen, losses=harmed)) == []
+
+
+WITH_DROPOUT = [*CHAIN[:4], DROPOUT, CHAIN[4]]
+CONSTANT = [row(100, mean=-1.0, deviation=0.0)] * UNITS
+FAINT = [row(100, mean=-1.0, deviation=0.5 * FAINT_INPUT_SPREAD)] * 3
+
+DEAD = {
+    "behind a norm": (
+        NORMED,
+        [outputs("conv", noise(8)), outputs("bn", negative(8)), outputs("act", nothing(8)), *weights("conv")],
+        ("bn", "alarm"),
+    ),
+    "of a frozen layer": (
+        [*CHAIN[:2], linear("fc1", trainable=False), *CHAIN[3:]],
+        chain(nothing(UNITS)),
+        ("fc1", "note"),
+    ),
+    "in front of a function": (CALLED, called(negative(32), nothing(32)), ("fc1", "alarm")),
+    "far below 0 of a GELU, which lets next to no gradient through": (CALLED, called(DEEP, LITTLE), ("fc1", "alarm")),
+    "of a dropout of everything": (
+        WITH_DROPOUT,
+        [*chain(rectified(UNITS)), outputs("drop", nothing(UNITS))],
+        ("drop", "alarm"),
+    ),
+    "before a dropout": (WITH_DROPOUT, [*chain(nothing(UNITS)), outputs("drop", nothing(UNITS))], ("fc1", "alarm")),
+    # Behind a dead layer all is constant, and half of the units are negative by chance.
+    "before what they feed": (
+        CHAIN,
+        chain(nothing(UNITS), fc1=CONSTANT, act0=nothing(UNITS)),
+        ("fc0", "alarm"),
+    ),
+    # Counted backwards, the head stands right before the first layer: what that gives says nothing of it.
+    "of the first layer": (
+        CHAIN,
+        [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", FAINT)],
+        ("fc0", "alarm"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layers", "readings", "place"), DEAD.values(), ids=DEAD)
+def test_one_finding_names_dead_units(layers, readings, place):
+    (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: readings, losses=harmed))
+    assert (finding.module, finding.severity) == place
+
+
+def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
+    run = run_of(CHAIN, lambda n: chain(partly_dead(5), act0=partly_dead(4)), losses=falling)
+    assert [(s.module, s.severity) for s in findings(DEAD_UNITS, run)] == [("fc0", "note")]

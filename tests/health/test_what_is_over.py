@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from health.test_evaluation_rule import CHANGING, GAP_RULE, evaluation
 from health.test_update_rules import TOO_LARGE, moved
 from health.trainings import WINDOW, falling, judged, risen, training
-from torch import nn
-from toys import Toy, batches, fit
 
-from hookboard import HealthMonitor
 from hookboard.health.judge import Judge
 from hookboard.health.rules.updates import LAYER_UPDATE_FACTOR_LARGE
 
@@ -60,14 +56,6 @@ def test_large_steps_of_one_layer_are_over_once_they_are_usual():
     assert "and 0.01 at step 79" in evidence
 
 
-def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
-    far = 1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01
-    made = training(60, lambda step: moved(0.01) | moved(far * (1 + step), "fc1"), losses=risen(60))
-    since, until, evidence = said(made)
-    assert (since, until) == (0, None)
-    assert f"is {60 * far:.2g}" in evidence
-
-
 @pytest.mark.parametrize(("end", "until"), [(50, 49), (99, None)])
 def test_a_rate_that_jumped_is_over_once_it_is_back(end, until):
     def rate(step):
@@ -91,40 +79,3 @@ def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
     now = made[79].of("fc1", "output").moments
     rms = np.hypot(now.mean + 7.0, now.deviation)
     assert f"an RMS of {rms:.2g} in validation and {now.rms:.2g} in training" in verdict.evidence
-
-
-class HundredTimesTheRate(Toy):
-    """Adam's first step moves each weight by the rate."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        super().__init__(nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)))
-        self.ratios = []
-
-    def training_step(self, batch):
-        return nn.functional.cross_entropy(self.net(batch), (batch.sum(1) > 0).long())
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.1)
-
-    def on_train_batch_start(self, *args):
-        self.before = [p.detach().double().clone() for p in self.parameters() if p.dim() > 1]
-
-    def on_train_batch_end(self, *args):
-        after = [p.detach().double() for p in self.parameters() if p.dim() > 1]
-        moves = [(a - b).norm() / b.norm() for a, b in zip(after, self.before, strict=True)]
-        self.ratios.append(float(np.median(moves)))
-
-
-@pytest.mark.trains
-def test_a_training_whose_first_step_overwrote_the_weights_says_how_far_steps_move_them_at_the_end(tmp_path):
-    model, monitor = HundredTimesTheRate(), HealthMonitor(every_n_steps=5, rules=["update_too_large"])
-    fit(tmp_path, model, batches(*[16] * 60), monitor)
-    (verdict,) = monitor.verdicts
-    # The loss rose from 0.69 to 5, and has come down to 0.07 since.
-    assert (verdict.severity, "(previously an alarm" in verdict.evidence) == ("note", True)
-    looks = [0, *range(4, 60, 5)]
-    large = [step for step in looks if model.ratios[step] > 0.1]
-    assert (verdict.since, verdict.until) == (0, large[-1])
-    assert large[-1] < looks[-1]
-    assert f"{model.ratios[59]:.1g}" in verdict.evidence

@@ -9,7 +9,7 @@ from health.runs import falling, findings, linear, noise, nothing, outputs, rect
 
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
-from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
+from hookboard.health.rules.units import DEAD_UNITS
 from hookboard.measure.row import channel_row_count
 from hookboard.model.sites import Site
 
@@ -46,19 +46,6 @@ def judged(columns):
 def test_a_column_is_named_by_its_place_among_all(odd, said):
     (finding,) = judged([odd if i == 8 else row(100, 0.1, 1.0) for i in range(1024)])
     assert said in finding.evidence
-
-
-def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
-    # 32 units of 8192 inputs, of which every fourth is measured.
-    layers = [linear("fc1", 32, 8192), linear("fc2", 8, 32)]
-    equal, gradient = [row(100, 0.1, 0.1)] * 8, [row(100, 0.01, 0.01)] * 8
-    readings = [
-        *(outputs(name, noise(size)) for name, size in (("fc1", 32), ("fc2", 8))),
-        *weights("fc1", rows=equal, gradient=gradient),
-        *weights("fc2", seed=5),
-    ]
-    (finding,) = findings(SYMMETRIC_UNITS, run_of(layers, lambda n: readings))
-    assert finding.evidence.startswith("8 of 8 sampled units (of 32) of fc1.weight have the same weights")
 
 
 def rectifier(rows, weight, units=WIDE):

@@ -7,12 +7,13 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from hookboard.base.messages import HookboardWarning
 from hookboard.images.picture import Picture
 from hookboard.writers.entry import Entry, TextTable
 from hookboard.writers.loggers import Loggers, write_rows
 
 TABLE = TextTable(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
+
+STRINGS = [b'{"version": 1}', bytes(range(256))]
 
 
 def entry(step=3):
@@ -23,6 +24,7 @@ def entry(step=3):
         pictures={"health/rms": Picture(pixels, "RMS of all layers")},
         texts={"health/note": "**bold**"},
         tables={"health/verdict": TABLE},
+        records={"hookboard/health": STRINGS},  # which others than TensorBoard leave out without a warning
     )
 
 
@@ -54,24 +56,9 @@ def test_tensorboard_gets_everything(tensorboard, tmp_path):
     (table,) = events.Tensors("health/verdict/text_summary")
     assert table.tensor_proto.string_val[0].decode() == TABLE.text
     assert events.Tensors("health/note/text_summary")[0].tensor_proto.string_val[0] == b"**bold**"
-
-
-def test_a_record_is_a_tensor_of_strings(tensorboard, tmp_path):
-    strings = [b'{"version": 1}', bytes(range(256))]
-    write(tensorboard, Entry(3, records={"hookboard/health": strings}))
-    tensorboard.experiment.flush()
-    (event,) = read(tmp_path).Tensors("hookboard/health")
-    assert (event.step, list(event.tensor_proto.string_val)) == (3, strings)
-    assert tensor_util.make_ndarray(event.tensor_proto).shape == (2,)
-
-
-@pytest.mark.filterwarnings("default")  # of what MLflow runs on
-def test_other_loggers_leave_records_out_without_a_warning(tmp_path, monkeypatch, recwarn):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    for logger in (MLFlowLogger(tracking_uri=f"file:{tmp_path}"), CSVLogger(tmp_path / "csv", name=None, version="")):
-        write(logger, Entry(3, records={"hookboard/health": [b"{}"]}))
-    assert not [one for one in recwarn if one.category is HookboardWarning]
+    (record,) = events.Tensors("hookboard/health")
+    assert (record.step, list(record.tensor_proto.string_val)) == (3, STRINGS)
+    assert tensor_util.make_ndarray(record.tensor_proto).shape == (2,)
 
 
 def test_a_csv_logger_gets_scalars_in_its_table_and_all_else_as_files(tmp_path):

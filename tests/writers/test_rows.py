@@ -31,11 +31,6 @@ def steps_of(folder):
         return [row["step"] for row in csv.DictReader(file) if any(row[tag] for tag in row if tag.endswith("/net.0"))]
 
 
-def test_several_callbacks_write_one_row_for_each_step_of_a_table(tmp_path):
-    numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
-    assert steps_of(tmp_path) == ["0", "1", "2"]
-
-
 def test_a_validation_is_in_the_row_of_the_step_before_it(tmp_path):
     mine = ActivationLogger("net.0", every_n_steps=1, stages=["train", "validate"]), GradientLogger(every_n_steps=1)
     logger = CSVLogger(tmp_path, name=None, version="")
@@ -68,8 +63,9 @@ def test_rows_that_another_thread_has_asked_for_are_written_too(tmp_path, monkey
     assert steps_of(tmp_path) == ["0", "1", "2"]
 
 
-def test_histograms_of_a_csv_logger_are_arrays_in_a_file_of_their_step(tmp_path):
+def test_several_callbacks_write_one_row_for_each_step_of_a_table_and_histograms_are_arrays_in_files(tmp_path):
     (logged, _) = numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
+    assert steps_of(tmp_path) == ["0", "1", "2"]
     assert sorted(path.name for path in tmp_path.glob("histograms/*")) == [f"0000000{step}.npz" for step in range(3)]
     with np.load(tmp_path / "histograms" / "00000002.npz") as arrays:
         (last,) = [reading.histogram for reading in logged.readings]
