@@ -97,14 +97,10 @@ def test_zeros_are_not_the_matter_of_this_rule():
     assert not findings(VANISHING, run_of(CHAIN, lambda n: [*read(n)[:8], *zero, *read(n)[12:]]))
 
 
-SIDE_BY_SIDE = apart(**{name: NAMES[:i] if i < 4 else NAMES[4:i] for i, name in enumerate(NAMES)})
-"""Two chains of four layers."""
-
-
 def test_gradients_of_branches_side_by_side_are_not_compared_as_if_one_fed_the_other():
     run = run_of(CHAIN, gradients([-6] * 4 + [0] * 4), losses=harmed)
     assert findings(VANISHING, run)
-    run.facts = SIDE_BY_SIDE
+    run.facts = apart(**{name: NAMES[:i] if i < 4 else NAMES[4:i] for i, name in enumerate(NAMES)})  # two chains
     assert not findings(VANISHING, run)
     run = run_of(CHAIN, gradients(steady(-6 / 7)), losses=harmed)
     run.facts = apart(**{name: NAMES[:i] for i, name in enumerate(NAMES)})
@@ -116,38 +112,24 @@ def test_a_model_of_three_layers_has_no_course():
     assert not findings(VANISHING, run)
 
 
-def with_activations(*types):
-    """The chain with activations behind its first layers."""
-    kinds = {"ReLU": "rectifier", "GELU": "smooth", "Tanh": "bounded", "Sigmoid": "bounded"}
-    chain = [linear("fc0")]
-    for number, type_ in enumerate(types, 1):
-        chain += [without_weights(f"act{number}", kinds[type_], type_), linear(f"fc{number}")]
-    return chain
+RELU, TANH = without_weights("relu"), without_weights("tanh", "bounded", "Tanh")
 
 
 @pytest.mark.parametrize(
-    ("types", "advice"),
+    ("activations", "advice"),
     [
-        (
-            ["ReLU"] * 4,
-            "Add normalization or residual connections, and use an initialization that suits the activation (He for "
-            "ReLU).",
-        ),
-        (
-            ["Sigmoid", "ReLU", "Tanh", "Tanh"],
-            "Use ReLU or GELU in place of Sigmoid and Tanh, use He initialization (nn.init.kaiming_uniform_), and "
-            "add normalization or residual connections.",
-        ),
-        ([], "Add normalization or residual connections, and use an initialization that suits the activation."),
+        ([RELU], "use an initialization that suits the activation (He for ReLU)."),
+        ([RELU, TANH], "Use ReLU or GELU in place of Tanh, use He initialization (nn.init.kaiming_uniform_), and add"),
+        ([], "use an initialization that suits the activation."),
     ],
-    ids=["ReLU", "some of each", "none that is a module"],
+    ids=["ReLU", "one of each", "none that is a module"],
 )
-def test_advice_names_only_activations_that_the_model_has(types, advice):
-    chain = with_activations(*types) if types else CHAIN
-    names = [layer.name for layer in chain]
-    sizes = [-0.6 * (len(names) - 1 - i) for i in range(len(names))]
-    (finding,) = findings(VANISHING, run_of(chain, gradients(sizes, names=names)))
-    assert finding.advice == advice
+def test_advice_names_only_activations_that_the_model_has(activations, advice):
+    layers = [CHAIN[0], *activations, *CHAIN[1:]]
+    first, *others = steady(-0.6)
+    sizes = [first] * (1 + len(activations)) + others
+    (finding,) = findings(VANISHING, run_of(layers, gradients(sizes, names=[layer.name for layer in layers])))
+    assert advice in finding.advice
 
 
 def moved(change, rate=0.1, size=-0.7):

@@ -9,12 +9,13 @@ from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
 from hookboard.base.messages import HookboardWarning
-from hookboard.health.causes import explained
+from hookboard.health.causes import CAUSES, OF_THE_WHOLE, ORDER, explained
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Stepped
 from hookboard.health.rule import Case, Finding, Rule
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
+from hookboard.tracing.questions import RULES
 
 pytestmark = pytest.mark.usefixtures("at_every_look")
 
@@ -49,6 +50,7 @@ SPANS = {
     "one finding of a rule that judges at once": (at(3, at_once=True, severity="alarm"), 20, [("alarm", 3, 3)]),
     "one finding that the rule has seen last": (at(3, is_lasting=True), 4, [("note", 3, None)]),
     "one finding of another rule": (at(3), 4, []),
+    "what has ended": (at(3, 4, 5), 20, [("note", 3, 5)]),
     "two looks of a window and a gap": (at(3, 4, 6, 7, 9, 10), 20, []),
     "a rule that knows better since when": (at(10, 11, 12, since=4), 13, [("note", 4, None)]),
     "a short pause": (at(0, 1, 2, 4, 5), 6, [("note", 0, None)]),
@@ -454,3 +456,31 @@ def test_a_note_that_was_an_alarm_says_so():
         "note",
         "odd (previously an alarm; the loss has fallen to 0.1 since)",
     )
+
+
+HARMED, FALLING = [1.0] * 20 + [9.0] * 40, [2.0 * 0.97**step for step in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "losses", "expected"),
+    [
+        (at(*range(60), severity="alarm"), FALLING, [("note", None, True)]),
+        (at(30, 31, 32), HARMED, [("note", 32, False)]),
+        (at(30, 31, 32), FALLING, []),
+        (at(*range(60), severity="alarm", is_hard=True), FALLING, [("alarm", None, False)]),
+        (at(*range(30), severity="alarm", is_hard=True), FALLING, [("note", 29, True)]),
+        (at(*range(18), severity="alarm"), [1.0] * 20, [("alarm", 17, False)]),
+        (at(*range(17), severity="alarm"), [1.0] * 20, [("note", 16, True)]),
+    ],
+    ids=["not hard", "over", "over while the loss falls", "hard", "hard and over", "lasts", "has ended"],
+)
+def test_what_the_loss_does_to_a_finding_that_is(rule, losses, expected):
+    judge = Judge([rule], LAYERS, WINDOW)
+    for step, loss in enumerate(losses):
+        judge.see(looks.look(step, [looks.reading(name, "output", [looks.row()]) for name in LAYERS], [loss]))
+    assert [(v.severity, v.until, "previously an alarm" in v.evidence) for v in judge.verdicts] == expected
+
+
+def test_every_name_in_the_table_of_causes_and_in_the_order_is_that_of_a_rule():
+    named = {name for cause in CAUSES for name in (cause.rule, *cause.effects)}
+    assert named | {*ORDER} | OF_THE_WHOLE <= RULES.keys()

@@ -75,63 +75,40 @@ def test_the_advice_on_tiny_steps_is_for_the_highest_rate_and_not_for_what_a_sch
     assert f"raise the learning rate{said}" in found.advice
 
 
+def at_step(step, there, elsewhere):
+    """Updates of one size at a step, and of another one at all others."""
+    return lambda now: moved(there if now == step else elsewhere)
+
+
+def from_zero(step):
+    return moved(0.01) | moved(5.0, "fc1") | sized(float(step > 0), layer="fc1")(step)
+
+
+FROM_LAYER_TO_LAYER = moved(1e-3) | moved(1e-5, "fc0") | moved(1e-4, "fc1")
+LEARNS, STAYS, RISES = falling(100), stuck(100), risen(100)
 WELL = {
-    "steps above the border though the model does not learn": (
-        TOO_SMALL,
-        {"change": lambda step: moved(1.1e-4), "losses": stuck(100)},
-    ),
-    "tiny steps of a model that learns": (TOO_SMALL, {"change": lambda step: moved(1e-7)}),
-    "tiny steps in a warm-up": (
-        TOO_SMALL,
-        {"change": lambda step: moved(1e-7), "losses": stuck(100), "rate": lambda step: 1e-9 * (step + 1)},
-    ),
-    "tiny steps at the end of a schedule": (
-        TOO_SMALL,
-        {
-            "change": lambda step: moved(1e-7),
-            "losses": stuck(100),
-            "rate": lambda step: 1e-3 * (1 - step / 100) ** 4,
-        },
-    ),
-    "rates that fall from layer to layer": (
-        TOO_SMALL,
-        {"change": lambda step: moved(1e-3) | moved(1e-5, "fc0") | moved(1e-4, "fc1")},
-    ),
-    "large steps without harm": (TOO_LARGE, {"change": lambda step: moved(0.2)}),
-    "harm with steps below the border": (TOO_LARGE, {"change": lambda step: moved(0.09), "losses": risen(100)}),
-    "one large step": (
-        TOO_LARGE,
-        {"change": lambda step: moved(9.0 if step == 30 else 1e-2), "losses": risen(100)},
-    ),
-    "a first step that overwrites the weights while the loss falls": (
-        TOO_LARGE,
-        {"change": lambda step: moved(1.0 if step == 0 else 1e-3)},
-    ),
-    "one large step at the start of a loss that has never left its place": (
-        TOO_LARGE,
-        {"change": lambda step: moved(0.9 if step == 0 else 1e-3), "losses": stuck(100)},
-    ),
-    "steps from weights that are all 0": (
-        TOO_LARGE,
-        {"change": sized(0.0), "losses": risen(100)},
-    ),
-    "a layer that starts at 0 and moves far": (
-        TOO_LARGE,
-        {
-            "change": lambda step: moved(0.01) | moved(5.0, "fc1") | sized(float(step > 0), layer="fc1")(step),
-            "losses": risen(100),
-        },
-    ),
-    "one layer that has grown": (
-        TOO_LARGE,
-        {"change": sized(1, 99, layer="fc1"), "losses": stuck(100)},
-    ),
+    "steps above the border though the model does not learn": (TOO_SMALL, lambda step: moved(1.1e-4), STAYS),
+    "tiny steps of a model that learns": (TOO_SMALL, lambda step: moved(1e-7), LEARNS),
+    "rates that fall from layer to layer": (TOO_SMALL, lambda step: FROM_LAYER_TO_LAYER, LEARNS),
+    "large steps without harm": (TOO_LARGE, lambda step: moved(0.2), LEARNS),
+    "harm with steps below the border": (TOO_LARGE, lambda step: moved(0.09), RISES),
+    "one large step": (TOO_LARGE, at_step(30, 9.0, 1e-2), RISES),
+    "a first step that overwrites the weights while the loss falls": (TOO_LARGE, at_step(0, 1.0, 1e-3), LEARNS),
+    "one large step at the start of a loss that stays": (TOO_LARGE, at_step(0, 0.9, 1e-3), STAYS),
+    "steps from weights that are all 0": (TOO_LARGE, sized(0.0), RISES),
+    "a layer that starts at 0 and moves far": (TOO_LARGE, from_zero, RISES),
+    "one layer that has grown": (TOO_LARGE, sized(1, 99, layer="fc1"), STAYS),
 }
 
 
-@pytest.mark.parametrize(("rule", "options"), WELL.values(), ids=WELL)
-def test_nothing_is_said_of(rule, options):
-    assert findings(rule, training(100, **options)) == []
+@pytest.mark.parametrize(("rule", "change", "losses"), WELL.values(), ids=WELL)
+def test_nothing_is_said_of(rule, change, losses):
+    assert findings(rule, training(100, change, losses)) == []
+
+
+@pytest.mark.parametrize("rate", [lambda step: 1e-9 * (step + 1), lambda step: 1e-3 * (1 - step / 100) ** 4])
+def test_tiny_steps_in_a_warm_up_or_at_the_end_of_a_schedule_are_well(rate):
+    assert findings(TOO_SMALL, training(100, lambda step: moved(1e-7), stuck(100), rate=rate)) == []
 
 
 def test_tiny_steps_in_fine_tuning_are_no_alarm():

@@ -18,7 +18,6 @@ from hookboard.images.feature_maps import (
 )
 from hookboard.images.picture import (
     BAR_HEIGHT,
-    GREY,
     HEAT,
     LEVELS,
     LINE_HEIGHT,
@@ -27,7 +26,6 @@ from hookboard.images.picture import (
     PAPER,
     TILE_GAP,
     WIDTH,
-    Bar,
     ColourScale,
     Picture,
     font,
@@ -267,19 +265,6 @@ def test_where_a_map_is_zero_the_overlay_is_the_picture_itself():
     is_equal = (picture == both).all(axis=2)
     assert is_equal.sum() == 16 * 16 - 1
     assert not is_equal[3, 3]
-
-
-def line_of_bar(picture):
-    image = np.asarray(picture.image().convert("RGB")).astype(int)
-    return image[-BAR_HEIGHT + 20, MARGIN:-MARGIN]
-
-
-def test_a_bar_has_every_colour_of_its_palette_in_order_and_its_numbers_at_their_places():
-    for palette in (HEAT, GREY):
-        bar = Bar(ColourScale(0.0, 1.0), "", start=100, right=500)
-        line = line_of_bar(Picture(np.full((10, 600), PAPER, np.uint8), "caption", palette, bars=(bar,)))[100:500]
-        assert [color.tolist() for color in line[[0, 399]]] == palette[[0, LEVELS - 1]].tolist()
-        assert np.abs(line[200] - palette[LEVELS // 2]).max() <= 3
 
 
 @pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
