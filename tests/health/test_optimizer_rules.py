@@ -65,161 +65,127 @@ def with_rate(rate_of):
     )
 
 
-FC1 = LAYERS["fc1"].weights
-FROZEN_LATER = always(dict.fromkeys((weight, "parameter_grad") for weight in FC1)) | {
-    "held": without("fc1"),
-    "edit": lambda look: replace(look, frozen=set(FC1)),
-}
+def ungraded(*weights):
+    return dict.fromkeys((weight, "parameter_grad") for weight in weights)
+
+
+def changed(**fields):
+    """The layers, with fc0 changed."""
+    return {"layers": {**LAYERS, "fc0": replace(LAYERS["fc0"], **fields)}}
+
+
+def edited(**fields):
+    return {"edit": lambda look: replace(look, **fields)}
+
+
+def of_fc1(rate_of):
+    """The rate of fc1 at a step, where that of others is 1e-3."""
+    return {"edit": with_rate(lambda name, step: rate_of(step) if name.startswith("fc1") else 1e-3)}
+
+
+def said(rule, options):
+    return findings(rule, training(**options), options.get("layers", LAYERS))
+
+
+FC0, FC1 = LAYERS["fc0"].weights, LAYERS["fc1"].weights
+TINY = {(weight, "parameter_grad"): of(weight, "parameter_grad", 1e-30) for weight in FC0}
+FROZEN_LATER = always(ungraded(*FC1)) | {"held": without("fc1")} | edited(frozen=set(FC1))
 PARTLY_NAN = looks.reading("fc1.weight", "parameter_update", [looks.row(90, 0.0, 0.0, zeros=90, nonfinite=10)])
+MOVING = {"change": lambda step: {(w, "parameter_before"): of(w, "parameter_before", 0.1) for w in FC1}}
 
-WELL = {
-    "a gradient that is tiny but not 0": (
-        NO_GRADIENT,
-        always({(weight, "parameter_grad"): of(weight, "parameter_grad", 1e-30) for weight in LAYERS["fc0"].weights}),
-    ),
-    "frozen layers": (
-        NO_GRADIENT,
-        always(cut_behind("act0"))
-        | {"held": without("fc0"), "layers": {**LAYERS, "fc0": replace(LAYERS["fc0"], trainable=frozenset())}},
-    ),
-    "zeros before the first step of a warm-up": (NO_GRADIENT, always(cut_behind("fc1", zeros)) | {"rate": 0.0}),
-    "a layer whose loss is added only between looks": (
-        NO_GRADIENT,
-        {"change": lambda step: {**cut_behind("fc0"), **changing(*LAYERS["fc0"].weights)}},
-    ),
-    "a weight that a parametrization computes": (
-        NO_GRADIENT,
-        always(cut_behind("fc0")) | {"layers": {**LAYERS, "fc0": replace(LAYERS["fc0"], is_computed=True)}},
-    ),
-    "a layer that is used without being called": (
-        NO_GRADIENT,
-        always({("fc1", "output"): None, ("fc1", "grad_output"): None}),
-    ),
-    "a step that the scaler skipped": (
-        NO_GRADIENT,
-        always(cut_behind("fc1")) | {"edit": lambda look: replace(look, overflowed=True)},
-    ),
-    "a layer that was frozen in the course of the fit": (NO_GRADIENT, FROZEN_LATER),
-    "the weights of one that was": (NOT_UPDATED, FROZEN_LATER),
-    "weights that move without an optimizer": (
-        NOT_UPDATED,
-        {
-            "change": lambda step: {(w, "parameter_before"): of(w, "parameter_before", 0.1) for w in FC1},
-            "held": without("fc1"),
-        },
-    ),
-    "a layer that was stepped before": (NOT_UPDATED, {"held": lambda step: WEIGHTS if step == 0 else without("fc1")}),
-    "a rate that has come down to 0": (
-        NOT_UPDATED,
-        {
-            "change": lambda step: still(*FC1) if step > 1 else {},
-            "edit": with_rate(lambda name, step: 0.0 if name.startswith("fc1") and step > 1 else 1e-3),
-        },
-    ),
-    "a warm-up from 0": (NOT_UPDATED, always(still(*WEIGHTS)) | {"rate": 0.0}),
-    "weights that no gradient reaches": (NOT_UPDATED, always({**still(*FC1), **cut_behind("fc1")})),
-    "weights that are NaN": (NOT_UPDATED, always({("fc1.weight", "parameter_update"): PARTLY_NAN})),
-    "a bias alone that does not move": (NOT_UPDATED, always(still("fc1.bias"))),
+REACHED = {
+    "a gradient that is tiny but not 0": always(TINY),
+    "frozen layers": always(cut_behind("act0")) | {"held": without("fc0")} | changed(trainable=frozenset()),
+    "zeros before the first step of a warm-up": always(cut_behind("fc1", zeros)) | {"rate": 0.0},
+    "a layer whose loss is added only between looks": {"change": lambda step: {**cut_behind("fc0"), **changing(*FC0)}},
+    "a weight that a parametrization computes": always(cut_behind("fc0")) | changed(is_computed=True),
+    "a layer that is used without being called": always({("fc1", "output"): None, ("fc1", "grad_output"): None}),
+    "a step that the scaler skipped": always(cut_behind("fc1")) | edited(overflowed=True),
+    "a layer that was frozen in the course of the fit": FROZEN_LATER,
 }
 
 
-@pytest.mark.parametrize(("rule", "options"), WELL.values(), ids=WELL)
-def test_nothing_is_said_of(rule, options):
-    assert findings(rule, training(**options), options.get("layers", LAYERS)) == []
+@pytest.mark.parametrize("options", REACHED.values(), ids=REACHED)
+def test_no_layer_is_said_to_be_without_a_gradient_where_there_is(options):
+    assert said(NO_GRADIENT, options) == []
+
+
+UPDATED = {
+    "a layer that was frozen in the course of the fit": FROZEN_LATER,
+    "weights that move without an optimizer": MOVING | {"held": without("fc1")},
+    "a layer that was stepped before": {"held": lambda step: WEIGHTS if step == 0 else without("fc1")},
+    "a rate that has come down to 0": {"change": lambda step: still(*FC1) if step > 1 else {}}
+    | of_fc1(lambda step: 0.0 if step > 1 else 1e-3),
+    "a warm-up from 0": always(still(*WEIGHTS)) | {"rate": 0.0},
+    "weights that no gradient reaches": always({**still(*FC1), **cut_behind("fc1")}),
+    "weights that are NaN": always({("fc1.weight", "parameter_update"): PARTLY_NAN}),
+    "a bias alone that does not move": always(still("fc1.bias")),
+}
+
+
+@pytest.mark.parametrize("options", UPDATED.values(), ids=UPDATED)
+def test_no_weight_is_said_to_stay_where_there_is(options):
+    assert said(NOT_UPDATED, options) == []
 
 
 def never_ran(*names):
     """Linear layers behind the usual ones that have never run."""
     layers = {**LAYERS, **{name: linear(name) for name in names}}
     weights = [weight for name in names for weight in layers[name].weights]
-    gone = [(name, role) for name in names for role in ("output", "grad_output")]
-    gone += [(weight, "parameter_grad") for weight in weights]
-    return always(dict.fromkeys(gone)) | {"layers": layers, "held": [*WEIGHTS, *weights]}
+    gone = dict.fromkeys((name, role) for name in names for role in ("output", "grad_output"))
+    return always(gone | ungraded(*weights)) | {"layers": layers, "held": [*WEIGHTS, *weights]}
 
 
-FREE = {
-    "fc0": LAYERS["fc0"],
-    "free": Layer("free", "Linear", "linear", ("free.weight",), frozenset()),
-    "fc1": LAYERS["fc1"],
-    "head": LAYERS["head"],
+FREE = Layer("free", "Linear", "linear", ("free.weight",), frozenset())
+PARTED = looks.layers(LAYERS["fc0"], FREE, LAYERS["fc1"], LAYERS["head"])
+CUT_AROUND = ungraded(*FC0, *FC1) | dict.fromkeys((name, "grad_output") for name in ("fc0", "free", "fc1"))
+IN_HALF = {("fc1.weight", "parameter_before"): typed(of("fc1.weight", "parameter_before", 0.1), torch.bfloat16)}
+NEIGHBOURS = "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: a step at a learning rate"
+
+CUT = {
+    "a cut where the gradient is lost first": (always(cut_behind("fc1")), True, "2 layers (fc0 to fc1)"),
+    "zeros where they come first": (always(cut_behind("fc1", zeros)), False, "2 layers (fc0 to fc1)"),
+    "a chain that a layer in no optimizer does not part": (always(CUT_AROUND) | {"layers": PARTED}, True, ""),
 }
-IN_HALF = still(*FC1) | {
-    ("fc1.weight", "parameter_before"): typed(of("fc1.weight", "parameter_before", 0.1), torch.bfloat16)
-}
 
-FOUND = {
-    "a cut where the gradient is lost first": (
-        NO_GRADIENT,
-        always(cut_behind("fc1")),
-        ("fc1", "alarm"),
-        "2 layers (fc0 to fc1)",
-    ),
-    "zeros where they come first": (
-        NO_GRADIENT,
-        always(cut_behind("fc1", zeros)),
-        ("fc1", "alarm"),
-        "2 layers (fc0 to fc1)",
-    ),
-    "a chain that a layer in no optimizer does not part": (
-        NO_GRADIENT,
-        always(
-            dict.fromkeys((w, "parameter_grad") for name in ("fc0", "fc1") for w in LAYERS[name].weights)
-            | dict.fromkeys((name, "grad_output") for name in ("fc0", "free", "fc1"))
-        )
-        | {"layers": looks.layers(*FREE.values())},
-        ("fc1", "alarm"),
-        "",
-    ),
+
+@pytest.mark.parametrize(("options", "is_root", "words"), CUT.values(), ids=CUT)
+def test_one_alarm_names_the_layer_that_is_cut_off(options, is_root, words):
+    """Only what nothing else could explain is a fault by itself."""
+    (finding,) = said(NO_GRADIENT, options)
+    assert (finding.module, finding.severity, finding.is_root) == ("fc1", "alarm", is_root)
+    assert words in finding.evidence
+
+
+STILL = {
     "one that only its output's gradient shows": (
-        NOT_UPDATED,
-        always(dict.fromkeys((weight, "parameter_grad") for weight in FC1)) | {"held": without("fc1")},
-        ("fc1", "alarm"),
+        always(ungraded(*FC1)) | {"held": without("fc1")},
+        ("fc1", "alarm", True),
         "no optimizer",
     ),
-    "a backbone that the optimizer was not given": (NOT_UPDATED, {"held": LAYERS["head"].weights}, ("fc0", "note"), ""),
-    "an optimizer of a copy": (NOT_UPDATED, {"held": []}, ("", "alarm"), "not of a copy"),
+    "a backbone that the optimizer was not given": ({"held": LAYERS["head"].weights}, ("fc0", "note", True), ""),
+    "an optimizer of a copy": ({"held": []}, ("", "alarm", True), "not of a copy"),
     "a layer whose rate is 0": (
-        NOT_UPDATED,
-        always(still(*FC1)) | {"edit": with_rate(lambda name, step: 0.0 if name.startswith("fc1") else 1e-3)},
-        ("fc1", "alarm"),
+        always(still(*FC1)) | of_fc1(lambda step: 0.0),
+        ("fc1", "alarm", True),
         "learning rate is 0",
     ),
     "a rate that stays 0": (
-        NOT_UPDATED,
         always(still(*WEIGHTS)) | {"looks_": 100, "rate": 0.0, "losses": stuck(100)},
-        ("", "alarm"),
+        ("", "alarm", True),
         "",
     ),
-    "updates that are lost to rounding": (NOT_UPDATED, always(IN_HALF), ("fc1", "alarm"), "bfloat16"),
-    "neighbours that do not move": (
-        NOT_UPDATED,
-        always(still(*WEIGHTS[:4])),
-        ("fc0", "alarm"),
-        "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: a step at a learning rate",
-    ),
-    "all layers": (NOT_UPDATED, always(still(*WEIGHTS)), ("", "alarm"), ""),
+    "updates that are lost to rounding": (always(still(*FC1) | IN_HALF), ("fc1", "alarm", False), "bfloat16"),
+    "neighbours that do not move": (always(still(*WEIGHTS[:4])), ("fc0", "alarm", False), NEIGHBOURS),
+    "all layers": (always(still(*WEIGHTS)), ("", "alarm", None), ""),
 }
 
 
-@pytest.mark.parametrize(("rule", "options", "place", "words"), FOUND.values(), ids=FOUND)
-def test_one_finding_names(rule, options, place, words):
-    (finding,) = findings(rule, training(**options), options.get("layers", LAYERS))
-    assert places([finding]) == [place]
+@pytest.mark.parametrize(("options", "place", "words"), STILL.values(), ids=STILL)
+def test_one_finding_names_the_weights_that_stay(options, place, words):
+    (finding,) = said(NOT_UPDATED, options)
+    assert (finding.module, finding.severity, finding.is_root) == place
     assert words in f"{finding.evidence} {finding.advice}"
-
-
-@pytest.mark.parametrize(
-    ("name", "is_root"),
-    [
-        ("a cut where the gradient is lost first", True),
-        ("zeros where they come first", False),
-        ("a layer whose rate is 0", True),
-        ("neighbours that do not move", False),
-    ],
-)
-def test_only_what_nothing_else_could_explain_is_a_fault_by_itself(name, is_root):
-    rule, options, *_ = FOUND[name]
-    assert findings(rule, training(**options))[0].is_root is is_root
 
 
 def test_zeros_behind_a_layer_that_starts_at_zero_do_not_last():
