@@ -192,12 +192,9 @@ def test_a_verdict_says_what_its_rule_means_and_when_it_is_wrong(tab):
     expect(fold.locator(".meaning").first).to_be_visible()
 
 
-def test_the_tab_opens_on_the_worst_of_the_latest_runs(tab):
+def test_the_tab_opens_on_the_worst_of_the_latest_runs_and_their_list_says_how_each_stands(tab):
     # Older ones have more alarms; "twin", as new as this one, has as many.
     assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
-
-
-def test_the_list_of_runs_says_how_each_stands(tab):
     texts = tab.find("#hookboard-run option").all_text_contents()
     said = {text.partition(" \N{MIDDLE DOT} ")[0]: text for text in texts}
     for part in ("\N{BLACK UP-POINTING TRIANGLE} 1 \N{BLACK CIRCLE} 1", "loss 1 ", "ended", "days ago"):
@@ -297,6 +294,9 @@ def test_the_loss_stands_above_the_map_at_the_steps_of_its_columns(tab):
     boxes = [tab.box(selector) for selector in (".loss svg", "#hookboard-plot")]
     assert boxes[0]["x"] == pytest.approx(boxes[1]["x"], abs=1)
     assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
+    tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
+    (part,) = curve_of(tab)
+    np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -319,12 +319,6 @@ def test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not(tab,
     heading, label = tab.find("body").evaluate(draw, [address, values, columns])
     assert heading == shown
     assert label == f"train/loss from {shown.replace('→', 'to')}"
-
-
-def test_the_loss_shows_the_steps_that_are_shown(tab):
-    tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
-    (part,) = curve_of(tab)
-    np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
 
 
 @pytest.mark.parametrize(

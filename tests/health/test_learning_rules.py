@@ -31,27 +31,41 @@ def spiked(steps: int, at: int, value: float, after: list[float] | None = None) 
     return losses
 
 
-def test_a_spike_that_does_no_harm_is_a_note_that_names_the_batch():
-    verdicts = judged([SPIKE], training(100, losses=spiked(100, 60, 40.0))).verdicts
-    assert [(v.severity, v.since, v.until, v.batch_idx) for v in verdicts] == [("note", 60, 60, 60)]
-
-
-def test_a_spike_after_which_the_loss_never_comes_back_is_an_alarm():
-    made = training(100, losses=spiked(100, 60, 40.0, stuck(39)))
-    verdicts = judged([SPIKE], made).verdicts
-    assert [(v.severity, v.since, v.batch_idx) for v in verdicts] == [("alarm", 60, 60)]
-    assert "batch 60" in verdicts[0].evidence
-
-
-@pytest.mark.parametrize(("share", "severity"), [(0.9 * SPIKE_ALONE_SHARE, "alarm"), (1.1 * SPIKE_ALONE_SHARE, "note")])
-def test_losses_behind_a_spike_that_are_as_high_show_other_data_or_targets(share, severity):
-    """As in a curriculum; `share` is how high they lie, of the height of the spike."""
+def followed(share: float) -> list[float]:
+    """A spike, and behind it losses that lie at this share of its height; then the loss stays where it began."""
     losses = spiked(120, 60, 40.0)
     usual = float(np.median(losses[:60]))
-    losses[61:65] = [usual + share * (40.0 - usual)] * 4
-    losses[65:] = stuck(55)
-    verdicts = judged([SPIKE], training(120, losses=losses)).verdicts
-    assert [(v.severity, v.since) for v in verdicts] == [(severity, 60)]
+    return [*losses[:61], *[usual + share * (40.0 - usual)] * 4, *stuck(55)]
+
+
+NEARLY_CONSTANT = [1.0 + 1e-4 * (i % 2) for i in range(59)]
+SPIKES = {
+    "that does no harm": (spiked(100, 60, 40.0), 1, [("note", 60, 60)]),
+    "after which the loss never comes back": (spiked(100, 60, 40.0, stuck(39)), 1, [("alarm", 60, 60)]),
+    "between two looks": (spiked(100, 63, 40.0, stuck(36)), 10, [("alarm", 63, 63)]),
+    # As where other data come in a curriculum.
+    "before losses that are as high": (followed(1.1 * SPIKE_ALONE_SHARE), 1, [("note", 60, 60)]),
+    "before losses that are not as high": (followed(0.9 * SPIKE_ALONE_SHARE), 1, [("alarm", 60, 60)]),
+    "after harm": (
+        [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)],
+        1,
+        [("note", 120, 120)],
+    ),
+    "within the noise": (
+        falling(50) + [1.0 + 0.1 * float(x) for x in np.random.default_rng(0).standard_t(5, 500)],
+        5,
+        [],
+    ),
+    "by less than half": ([*NEARLY_CONSTANT, 1.4], 1, []),
+    "by more than half": ([*NEARLY_CONSTANT, 1.6], 1, [("note", 59, 59)]),
+}
+
+
+@pytest.mark.parametrize(("losses", "every", "said"), SPIKES.values(), ids=SPIKES)
+def test_a_spike_is_named_with_its_batch(losses, every, said):
+    verdicts = judged([SPIKE], training(len(losses) // every, losses=losses, every=every)).verdicts
+    assert [(v.severity, v.since, v.batch_idx) for v in verdicts] == said
+    assert all(v.until == v.since for v in verdicts if v.severity == "note")
 
 
 def test_a_loss_whose_very_first_value_is_high_has_not_blown_up():
@@ -59,27 +73,11 @@ def test_a_loss_whose_very_first_value_is_high_has_not_blown_up():
     assert seen(training(60, losses=[5.0, 5.0, 68.0, *[5.0] * 57])).has_blown_up
 
 
-def test_the_spike_is_found_between_two_looks():
-    made = training(10, losses=spiked(100, 63, 40.0, stuck(36)), every=10)
-    assert [(v.since, v.batch_idx) for v in judged([SPIKE], made).verdicts] == [(63, 63)]
-
-
-def test_a_loss_within_its_noise_is_no_spike():
-    losses = falling(50) + [1.0 + 0.1 * float(x) for x in np.random.default_rng(0).standard_t(5, 500)]
-    assert judged([SPIKE], training(110, losses=losses, every=5)).verdicts == ()
-
-
 def test_a_loss_that_rose_to_chance_is_not_learning_since_it_was_lowest():
     losses = [*np.linspace(2.3, 0.2, 60), *stuck(STEPS_BEFORE_STUCK)]
     (found,) = findings(NOT_LEARNING, training(len(losses), losses=losses))
     assert found.evidence.startswith("the loss rose from 0.")
     assert 56 <= found.since <= 64
-
-
-@pytest.mark.parametrize(("value", "fires"), [(1.4, False), (1.6, True)])
-def test_a_spike_is_half_as_high_again_as_a_loss_however_little_that_varies(value, fires):
-    losses = [1.0 + 1e-4 * (i % 2) for i in range(60)]
-    assert bool(judged([SPIKE], training(60, losses=[*losses[:-1], value])).verdicts) is fires
 
 
 @pytest.mark.parametrize(("sizes", "is_told"), [((0.01, 0.02, 0.02), False), ((0.01, 0.02, 0.03), True)])
@@ -91,12 +89,6 @@ def test_nobody_is_told_to_clip_gradients_whose_largest_norm_comes_again(sizes, 
 
     (finding,) = findings(SPIKE, training(60, change, losses=spiked(60, 59, 40.0)))
     assert ("clip gradients" in finding.advice) is is_told
-
-
-def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
-    losses = [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)]
-    made = training(len(losses), losses=losses)
-    assert all(v.severity == "note" for v in judged([SPIKE], made).verdicts)
 
 
 def always(change):
@@ -268,53 +260,39 @@ def test_a_loss_that_the_first_steps_have_raised_asks_for_a_lower_rate():
     assert advice.endswith("ignore this if the targets of later batches are larger")
 
 
-@pytest.mark.parametrize(("end", "is_said"), [(0.96, True), (0.94, False)])
-def test_a_loss_that_ends_where_it_began_is_an_alarm_if_the_best_constant_gives_as_much(end, is_said):
-    losses = [1.0 + 0.001 * (i % 2) - (1 - end) * i / 199 for i in range(200)]
-    assert [severity for severity, _ in ended(losses, constant=1.0)] == ["alarm"] * is_said
+def down_to(share: float, first: float = 1.0, steps: int = 150) -> list[float]:
+    """Losses of a classifier that come down from one multiple of chance to another, and stay there."""
+    fall, chance = steps // 4, math.log(8)
+    return [*np.linspace(first * chance, share * chance, fall), *[share * chance] * (steps - fall)]
 
 
-def test_nothing_is_said_of_a_loss_that_is_as_noisy_as_it_is_large():
-    """The loss of the constant, which is that of one batch, then tells little."""
-    rng = np.random.default_rng(0)
-    losses = [float(abs(1 + 0.5 * rng.normal())) for _ in range(200)]
-    assert ended(losses, constant=1.0) == []
+def near(end: float) -> list[float]:
+    """Losses that fall from 1 to `end`."""
+    return [1.0 + 0.001 * (i % 2) - (1 - end) * i / 199 for i in range(200)]
 
 
-def test_a_model_that_was_trained_before_may_stay_where_it_is():
-    assert ended([0.3] * 200, constant=1.0) == []
+NOISY = [float(abs(1 + 0.5 * x)) for x in np.random.default_rng(0).normal(size=200)]
+RISING = {"rate": lambda step: 1e-5 * (step + 1)}
+ENDS = {
+    "where it began, as the best constant does": (near(0.96), {"constant": 1.0}, ["alarm"]),
+    "a little below the best constant": (near(0.94), {"constant": 1.0}, []),
+    "as noisy as it is large": (NOISY, {"constant": 1.0}, []),
+    "where it began, of a model that was trained before": ([0.3] * 200, {"constant": 1.0}, []),
+    "where it began, of a fit that goes on": ([10.0] * 200, {"constant": 1.0, "resumed": 1000}, []),
+    "at chance": (down_to(0.97), {"change": STILL}, ["alarm"]),
+    "below chance": (down_to(0.93), {"change": STILL}, []),
+    # As a transformer that has learnt how frequent its tokens are, and nothing else yet.
+    "a little below chance, to which it came down": (down_to(0.97, 1.2, 110), {"change": STILL}, ["note"]),
+    "a little above chance, to which it came down": (down_to(1.01, 1.2, 110), {"change": STILL}, ["alarm"]),
+    "high after few steps": ([10.0] * (STEPS_BEFORE_STUCK - 1), {"constant": 1.0}, ["note"]),
+    "high after enough steps": ([10.0] * STEPS_BEFORE_STUCK, {"constant": 1.0}, ["alarm"]),
+    "high while the rate still rises": ([10.0] * 200, {"constant": 1.0} | RISING, ["note"]),
+}
 
 
-def test_a_fit_that_goes_on_is_not_judged_by_where_it_began():
-    assert ended([10.0] * 200, constant=1.0, resumed=1000) == []
-
-
-@pytest.mark.parametrize(("share", "is_said"), [(0.97, True), (0.93, False)])
-def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
-    chance = math.log(8)
-    losses = [*np.linspace(chance, share * chance, 50), *[share * chance] * 150]
-    found = ended(losses, change=STILL)
-    assert [severity for severity, _ in found] == ["alarm"] * is_said
-
-
-@pytest.mark.parametrize(("share", "severity"), [(0.97, "note"), (1.01, "alarm")])
-def test_a_classifier_that_has_come_down_to_a_little_below_chance_may_be_on_a_plateau(share, severity):
-    """As a transformer that has learnt how frequent its tokens are, and nothing else yet."""
-    chance = math.log(8)
-    losses = [*np.linspace(1.2 * chance, share * chance, 20), *[share * chance] * 90]
-    assert [said for said, _ in ended(losses, change=STILL)] == [severity]
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "severity"),
-    [
-        (STEPS_BEFORE_STUCK - 1, 1e-3, "note"),
-        (STEPS_BEFORE_STUCK, 1e-3, "alarm"),
-        (200, lambda step: 1e-5 * (step + 1), "note"),
-    ],
-)
-def test_few_steps_and_a_rate_that_still_rises_make_it_a_note(steps, rate, severity):
-    assert [said for said, _ in ended([10.0] * steps, constant=1.0, rate=rate)] == [severity]
+@pytest.mark.parametrize(("losses", "options", "severities"), ENDS.values(), ids=ENDS)
+def test_of_a_loss_that_ends(losses, options, severities):
+    assert [severity for severity, _ in ended(losses, **options)] == severities
 
 
 @pytest.mark.parametrize(("dropped", "severity"), [(60, "alarm"), (80, "note")])

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 from health import looks
 from health.looks import reading, row
+from health.runs import linear
 
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Stepped
@@ -24,11 +25,6 @@ VARIANTS = 16
 
 Changes = Mapping[tuple[str, Role], Reading | None]
 """Readings to take in place of the usual ones; None for none."""
-
-
-def linear(name: str) -> Layer:
-    weights = (f"{name}.weight", f"{name}.bias")
-    return Layer(name, "Linear", "linear", weights, frozenset(weights), dict(zip(weights, [(8, 8), (8,)], strict=True)))
 
 
 LAYERS = looks.layers(
