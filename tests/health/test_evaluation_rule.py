@@ -54,12 +54,38 @@ def judged(*evaluations, edit=lambda look: look, layers=CHANGING, loss=None, has
     return judge.verdicts
 
 
-EVERYWHERE = dict.fromkeys(["fc1", "act1", "head"], 5.0)
+def behind(shift: float, **others: float):
+    """Shifts of this size from fc1 to the end."""
+    return {**others, **dict.fromkeys(["fc1", "act1", "head"], shift)}
 
 
-def test_the_layer_where_the_gap_begins_is_named():
-    verdicts = judged(EVERYWHERE, EVERYWHERE)
-    assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "fc1", 39)]
+EVERYWHERE = behind(5.0)
+OTHER_DATA = {"fc0": 1.03 * OTHER_DATA_GAP}
+NEARLY_OTHER_DATA = {"fc0": 0.97 * OTHER_DATA_GAP}
+GAPS = {
+    "from a layer to the end": ([EVERYWHERE] * 2, [("alarm", "fc1")]),
+    "in one evaluation": ([EVERYWHERE], [("note", "fc1")]),
+    "in one evaluation and not in the next": ([EVERYWHERE, {}], []),
+    "that do not reach the end": ([{"fc1": 5.0}] * 2, [("note", "fc1")]),
+    "of less than one deviation": ([behind(0.99 * GAP_NOTE)] * 2, []),
+    "of one deviation": ([behind(1.01 * GAP_NOTE)] * 2, [("alarm", "fc1")]),
+    "that are hardly there in the layer before": ([behind(5.0, act0=0.9 * GAP_BEGIN)] * 2, [("alarm", "fc1")]),
+    "that grow layer by layer": ([behind(5.0, act0=1.1 * GAP_BEGIN)] * 2, [("note", "act0")]),
+    # A norm may hide it from later layers.
+    "of other data at the first layer": ([OTHER_DATA] * 2, [("alarm", "fc0")]),
+    "of data that may be other": ([NEARLY_OTHER_DATA] * 2, [("note", "fc0")]),
+    "of other data in one evaluation": ([OTHER_DATA], [("note", "fc0")]),
+    "of data that was less other before": ([NEARLY_OTHER_DATA, OTHER_DATA], [("note", "fc0")]),
+}
+
+
+@pytest.mark.parametrize(("evaluations", "said"), GAPS.values(), ids=GAPS)
+def test_the_layer_is_named_with_the_first_of_gaps(evaluations, said):
+    verdicts = judged(*evaluations)
+    assert [(v.severity, v.module) for v in verdicts] == said
+    begins = "the gap begins at the input, so the validation data or its handling differs"
+    assert [v.evidence.endswith(begins) for v in verdicts] == [module == "fc0" for _, module in said]
+    assert [v.since for v in verdicts] == [39] * len(said)
 
 
 @pytest.mark.parametrize(
@@ -97,27 +123,6 @@ def test_nothing_is_blamed_where_validation_runs_with_other_weights():
     assert "data" not in verdict.evidence + verdict.advice
 
 
-def test_one_evaluation_is_a_note():
-    assert [v.severity for v in judged(EVERYWHERE)] == ["note"]
-    assert [v.severity for v in judged(EVERYWHERE, {})] == []  # the next one shows nothing any more
-
-
-def test_a_gap_that_does_not_reach_the_end_is_a_note():
-    assert [v.severity for v in judged({"fc1": 5.0}, {"fc1": 5.0})] == ["note"]
-
-
-@pytest.mark.parametrize(("shift", "fires"), [(0.99, False), (1.01, True)])
-def test_the_border_is_one_deviation(shift, fires):
-    shifts = dict.fromkeys(["fc1", "act1", "head"], shift * GAP_NOTE)
-    assert bool(judged(shifts, shifts)) is fires
-
-
-@pytest.mark.parametrize(("shift", "module"), [(0.9, "fc1"), (1.1, "act0")])
-def test_a_gap_that_grows_layer_by_layer_begins_where_it_is_first_seen(shift, module):
-    shifts = {**EVERYWHERE, "act0": shift * GAP_BEGIN}
-    assert [v.module for v in judged(shifts, shifts)] == [module]
-
-
 def test_outputs_that_differ_as_much_from_look_to_look_are_well():
     def edit(look):
         return replace(look, readings=readings_of(higher(one, 3.0 * (look.step % 2)) for one in look.readings.values()))
@@ -138,16 +143,6 @@ def test_an_evaluation_far_behind_the_looks_is_not_compared_with_them(looks, ste
     for later in (step, step):
         judge.see_evaluation(replace(evaluation(made[0], EVERYWHERE), step=later))
     assert bool(judge.verdicts) is fires
-
-
-@pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
-def test_data_that_differ_where_they_come_in_are_an_alarm_though_a_norm_hides_it_behind(times, severity):
-    shifts = {"fc0": times * OTHER_DATA_GAP}
-    (verdict,) = judged(shifts, shifts)
-    assert (verdict.severity, verdict.module) == (severity, "fc0")
-    assert verdict.evidence.endswith("the gap begins at the input, so the validation data or its handling differs")
-    assert [v.severity for v in judged(shifts)] == ["note"]
-    assert [v.severity for v in judged({"fc0": 0.97 * OTHER_DATA_GAP}, shifts)] == ["note"]
 
 
 def test_data_that_differ_are_found_in_layers_that_were_replaced_too():

@@ -52,13 +52,6 @@ def sized(*sizes: float, begin: float = 0.1, layer: str = ""):
     return change
 
 
-def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
-    made = training(100, lambda step: moved(9e-5), losses=stuck(100))
-    found = findings(TOO_SMALL, made)
-    assert places(found) == [("", "alarm")]
-    assert "AdamW" in found[0].evidence
-
-
 @pytest.mark.parametrize(
     ("highest", "said"),
     [
@@ -84,6 +77,14 @@ def from_zero(step):
     return moved(0.01) | moved(5.0, "fc1") | sized(float(step > 0), layer="fc1")(step)
 
 
+def beside_nan(size):
+    return looks.row(90, 0.0, size, nonfinite=10)
+
+
+BESIDE_NAN = {
+    (name, role): looks.reading(name, role, [beside_nan(1e-6 if role == "parameter_update" else 0.1)])
+    for name, role in moved(1e-5)
+}
 FROM_LAYER_TO_LAYER = moved(1e-3) | moved(1e-5, "fc0") | moved(1e-4, "fc1")
 LEARNS, STAYS, RISES = falling(100), stuck(100), risen(100)
 WELL = {
@@ -98,6 +99,11 @@ WELL = {
     "steps from weights that are all 0": (TOO_LARGE, sized(0.0), RISES),
     "a layer that starts at 0 and moves far": (TOO_LARGE, from_zero, RISES),
     "one layer that has grown": (TOO_LARGE, sized(1, 99, layer="fc1"), STAYS),
+    "weights that have grown while the loss falls": (TOO_LARGE, sized(1, 2, 10, 60), LEARNS),
+    # The L2 norm of the eight weights of a unit is 0.1 where it counts.
+    "weights that have grown from near 0": (TOO_LARGE, sized(1, 60, begin=0.097 / 8**0.5), STAYS),
+    "a layer not far above the others": (TOO_LARGE, lambda step: moved(0.01) | moved(0.09, "fc1"), RISES),
+    "what is left beside NaN": (TOO_SMALL, lambda step: BESIDE_NAN, STAYS),
 }
 
 
@@ -106,21 +112,41 @@ def test_nothing_is_said_of(rule, change, losses):
     assert findings(rule, training(100, change, losses)) == []
 
 
+FAR_BELOW = moved(1e-3) | moved(9e-7, "fc1")
+FAR_ABOVE = moved(0.01) | moved(0.33, "fc1")
+FOUND = {
+    "tiny steps of a model that does not learn": (TOO_SMALL, lambda step: moved(9e-5), STAYS, ("", "alarm")),
+    # Eight channels at the end: a classifier of eight, which starts far below chance.
+    "tiny steps in fine-tuning": (
+        TOO_SMALL,
+        lambda step: moved(1e-7),
+        [0.05 + 0.01 * (i % 3) for i in range(100)],
+        ("", "note"),
+    ),
+    "a layer far below the others": (TOO_SMALL, lambda step: FAR_BELOW, LEARNS, ("fc1", "note")),
+    "a layer far below the others with harm": (TOO_SMALL, lambda step: FAR_BELOW, STAYS, ("fc1", "alarm")),
+    "a layer far above the others": (TOO_LARGE, lambda step: FAR_ABOVE, RISES, ("fc1", "alarm")),
+    "weights that have grown": (TOO_LARGE, sized(1, 60, begin=0.103 / 8**0.5), STAYS, ("", "alarm")),
+}
+
+
+@pytest.mark.parametrize(("rule", "change", "losses", "place"), FOUND.values(), ids=FOUND)
+def test_one_finding_names(rule, change, losses, place):
+    (finding,) = findings(rule, training(100, change, losses))
+    assert (finding.module, finding.severity) == place
+    assert (rule is TOO_SMALL and place[0] == "") is ("AdamW" in finding.evidence)
+
+
+def test_nothing_is_said_of_weights_that_have_grown_where_nobody_can_tell_whether_the_loss_falls():
+    def several(look):
+        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
+
+    assert findings(TOO_LARGE, training(60, sized(1, 2, 10, 60), losses=stuck(60), edit=several)) == []
+
+
 @pytest.mark.parametrize("rate", [lambda step: 1e-9 * (step + 1), lambda step: 1e-3 * (1 - step / 100) ** 4])
 def test_tiny_steps_in_a_warm_up_or_at_the_end_of_a_schedule_are_well(rate):
     assert findings(TOO_SMALL, training(100, lambda step: moved(1e-7), stuck(100), rate=rate)) == []
-
-
-def test_tiny_steps_in_fine_tuning_are_no_alarm():
-    made = training(60, lambda step: moved(1e-7), losses=[0.05 + 0.01 * (i % 3) for i in range(60)])
-    # Eight channels at the end: a classifier of eight, which starts far below chance.
-    assert places(findings(TOO_SMALL, made)) == [("", "note")]
-
-
-def test_a_layer_far_below_the_others_is_named():
-    far = moved(1e-3) | moved(9e-7, "fc1")
-    assert places(findings(TOO_SMALL, training(change=lambda step: far))) == [("fc1", "note")]
-    assert places(findings(TOO_SMALL, training(100, lambda step: far, losses=stuck(100)))) == [("fc1", "alarm")]
 
 
 @pytest.mark.usefixtures("at_every_look")
@@ -128,13 +154,6 @@ def test_large_steps_before_harm_are_an_alarm_since_they_began():
     made = training(60, lambda step: moved(0.11 if step >= 20 else 1e-2), losses=risen(60))
     verdicts = judged([TOO_LARGE], made).verdicts
     assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "", 20)]
-
-
-def test_a_layer_far_above_the_others_is_named():
-    made = training(60, lambda step: moved(0.01) | moved(0.33, "fc1"), losses=risen(60))
-    assert places(findings(TOO_LARGE, made)) == [("fc1", "alarm")]
-    made = training(60, lambda step: moved(0.01) | moved(0.09, "fc1"), losses=risen(60))
-    assert findings(TOO_LARGE, made) == []
 
 
 def test_a_healthy_training_gives_no_finding_of_any_rule():
@@ -154,17 +173,6 @@ def test_gains_and_biases_alone_are_not_judged():
     layers = {**LAYERS, "fc1": replace(LAYERS["fc1"], weights=("fc1.bias",), shapes={"fc1.bias": (8,)})}
     made = training(60, lambda step: moved(9.0, "fc1"), losses=risen(60), layers=layers)
     assert findings(TOO_LARGE, made, layers) == []
-
-
-def test_what_is_left_beside_nan_is_no_small_step():
-    def spoiled(step):
-        part = {}
-        for (name, role), one in moved(1e-5).items():
-            size = 1e-6 if role == "parameter_update" else one.moments.rms
-            part[name, role] = looks.reading(name, role, [looks.row(90, 0.0, size, nonfinite=10)])
-        return part
-
-    assert findings(TOO_SMALL, training(100, spoiled, losses=stuck(100))) == []
 
 
 def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_it_later():
@@ -192,37 +200,6 @@ def test_the_weights_of_an_adapter_have_grown_though_all_others_are_frozen():
     assert places(findings(TOO_LARGE, made)) == [("", "alarm")]
 
 
-def test_weights_may_grow_while_the_loss_falls_or_nobody_can_tell_whether_it_does():
-    def several(look):
-        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
-
-    grown = sized(1, 2, 10, 60)
-    assert findings(TOO_LARGE, training(60, grown)) == []
-    assert findings(TOO_LARGE, training(60, grown, losses=stuck(60), edit=several)) == []
-
-
-@pytest.mark.parametrize(("norm", "fires"), [(0.097, False), (0.103, True)])
-def test_weights_that_began_near_0_may_grow(norm, fires):
-    # The L2 norm of the eight weights of a unit.
-    grown = sized(1, 60, begin=norm / 8**0.5)
-    made = training(60, grown, losses=stuck(60))
-    assert bool(findings(TOO_LARGE, made)) is fires
-
-
-def of_a_regression(ratio, losses, layers=LAYERS):
-    """What is said of a first step of this size in a regression, whose gradients have an offset in common."""
-    site = Site("head", "grad_output")
-
-    def edit(look):
-        return replace(
-            look,
-            readings=looks.readings_of({**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)}.values()),
-        )
-
-    change = lambda step: moved(ratio if step == 0 else 1e-3, *layers)  # noqa: E731
-    return findings(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
-
-
 def test_a_layer_that_comes_during_the_fit_is_no_fault():
     """Its rows begin with NaN."""
     layers = {**LAYERS, "late": linear("late"), "bn": replace(linear("bn"), type="BatchNorm1d", kind="norm")}
@@ -238,9 +215,12 @@ def test_a_layer_that_comes_during_the_fit_is_no_fault():
 
 @pytest.mark.parametrize(("names", "fires"), [(["head"], False), (["fc1", "head"], True)])
 def test_a_single_layer_may_leave_its_initialization_in_one_step(names, fires):
+    """In a regression, whose gradients have an offset in common."""
     layers = {name: LAYERS[name] for name in names}
-    losses = [3.0, 9.0, *falling(38)]
-    assert bool(of_a_regression(2.0, losses, layers)) is fires
+    offset = {("head", "grad_output"): of("head", "grad_output", 0.01, mean=0.01)}
+    change = lambda step: moved(2.0 if step == 0 else 1e-3, *layers) | offset  # noqa: E731
+    made = training(40, change, [3.0, 9.0, *falling(38)], layers=layers)
+    assert bool(findings(TOO_LARGE, made, layers)) is fires
 
 
 @pytest.mark.parametrize(("well", "severity"), [(40, "note"), (0, "alarm")])
