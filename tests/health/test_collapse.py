@@ -17,43 +17,46 @@ def answers(spreads, names=NAMES):
     return [outputs(name, part) for name, part in zip(names, rows, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("end", "losses", "severities"), [(0.03, falling, []), (0.01, falling, ["note"]), (0.01, harmed, ["alarm"])]
-)
-def test_a_model_that_answers_all_samples_nearly_alike_is_a_note_and_with_harm_an_alarm(end, losses, severities):
-    run = run_of(CHAIN, lambda n: answers([1, 1, 1, 1, 0.5, 0.2, 0.1, end]), losses=losses, count=12)
-    assert [finding.severity for finding in findings(COLLAPSED, run)] == severities
+def ends(spread, gradient=()):
+    """A model whose last layer gives nearly the same for all samples; the gradient there, if any."""
+    rows = [row(100, mean, 0.01) for mean in gradient]
+    return [*answers([1] * 7 + [spread]), *([reading("fc7", "grad_output", rows)] if rows else [])]
 
 
-@pytest.mark.parametrize(("end", "count", "severity"), [(5e-4, 6, "alarm"), (5e-4, 3, "note"), (1e-7, 3, "alarm")])
-def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(end, count, severity):
-    gradient = reading("fc7", "grad_output", [row(100, 0.01, 0.01), row(100, -0.01, 0.01)])  # as after a softmax
-    read = [*answers([1] * 7 + [end]), gradient]
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: read, count=count, losses=falling))
-    assert finding.severity == severity
+SOFTMAX, ERROR = (0.01, -0.01), (0.01, 0.02)
+CONSTANT = [1, 1, 0, 0, 1, 1, 1, 1]
+FADING = [10 ** (-0.6 * i) for i in range(8)]
+ANSWERS = {
+    "differ a little": (lambda n: ends(0.03), 12, falling, []),
+    "are nearly alike": (lambda n: ends(0.01), 12, falling, [("fc7", "note")]),
+    "are nearly alike with harm": (lambda n: ends(0.01), 12, harmed, [("fc7", "alarm")]),
+    "of a classifier are alike": (lambda n: ends(5e-4, SOFTMAX), 6, falling, [("fc7", "alarm")]),
+    "of a classifier are alike in the first steps": (lambda n: ends(5e-4, SOFTMAX), 3, falling, [("fc7", "note")]),
+    "of a classifier are the same in the first steps": (lambda n: ends(1e-7, SOFTMAX), 3, falling, [("fc7", "alarm")]),
+    # Numbers to be hit may differ by a thousandth of their size.
+    "of a regression are alike": (lambda n: ends(5e-4, ERROR), 6, falling, [("fc7", "note")]),
+    "are alike behind one layer": (
+        lambda n: answers([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4]),
+        6,
+        harmed,
+        [("fc3", "alarm")],
+    ),
+    "fade from layer to layer": (lambda n: answers(FADING), 6, harmed, [("", "alarm")]),
+    "are constant in a branch": (lambda n: answers(CONSTANT), 6, harmed, []),
+    "have become constant in a branch": (
+        lambda n: answers(CONSTANT if n else [1] * 8),
+        6,
+        harmed,
+        [("fc2", "note")],
+    ),
+    "are those to a constant input": (lambda n: answers([0] * 8), 6, harmed, []),
+}
 
 
-def test_numbers_to_be_hit_may_differ_by_a_thousandth_of_their_size():
-    gradient = reading("fc7", "grad_output", [row(100, 0.01, 0.01), row(100, 0.02, 0.01)])
-    run = run_of(CHAIN, lambda n: [*answers([1] * 7 + [5e-4]), gradient], losses=falling)
-    assert [finding.severity for finding in findings(COLLAPSED, run)] == ["note"]
-
-
-@pytest.mark.parametrize(
-    ("spreads", "module"),
-    [([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4], "fc3"), ([10 ** (-0.6 * i) for i in range(8)], "")],
-    ids=["in one layer", "from layer to layer"],
-)
-def test_the_layer_is_named_that_loses_what_tells_samples_apart_if_it_is_one(spreads, module):
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers(spreads)))
-    assert finding.module == module
-
-
-def test_a_branch_that_gives_a_constant_is_healthy_unless_it_was_none_at_first():
-    constant = [1, 1, 0, 0, 1, 1, 1, 1]
-    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant), losses=harmed))
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant if n else [1] * 8), losses=harmed))
-    assert (finding.module, finding.severity) == ("fc2", "note")
+@pytest.mark.parametrize(("seen", "count", "losses", "said"), ANSWERS.values(), ids=ANSWERS)
+def test_answers_that(seen, count, losses, said):
+    found = findings(COLLAPSED, run_of(CHAIN, seen, count, losses))
+    assert [(finding.module, finding.severity) for finding in found] == said
 
 
 @pytest.mark.parametrize(("feeds", "fires"), [([], False), (NAMES[:7], True)])
@@ -61,10 +64,6 @@ def test_a_learned_prompt_that_runs_last_is_the_same_for_all_samples_by_design(f
     run = run_of(CHAIN, lambda n: answers([1] * 7 + [0]), losses=harmed)
     run.facts = apart(**{name: NAMES[:i] for i, name in enumerate(NAMES[:7])}, fc7=feeds)
     assert bool(findings(COLLAPSED, run)) is fires
-
-
-def test_a_constant_input_is_not_the_fault_of_a_layer():
-    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: answers([0] * 8), losses=harmed))
 
 
 def test_a_single_number_far_from_0_is_healthy():
