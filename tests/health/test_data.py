@@ -24,16 +24,62 @@ def standard(columns):
     return [row(100, 0.1 * i, 1.0) for i in range(columns)]
 
 
-@pytest.mark.parametrize(("deviation", "fires"), [(8.0, False), (74.0, True), (0.05, False), (0.005, True)])
-def test_an_input_far_from_1_is_worth_a_note(deviation, fires):
-    found = judged([row(100, deviation, deviation) for _ in range(3)])
-    assert [finding.severity for finding in found] == (["note"] if fires else [])
+def constant(value, count=EQUAL_VALUES_MIN, **others):
+    return [row(count, value, 0.0, **others)]
 
 
-def test_it_is_an_alarm_where_the_loss_shows_harm():
-    (finding,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
-    assert (finding.module, finding.severity) == ("", "alarm")
-    assert finding.evidence.startswith("in tensor 0 of the batch, the input ranges from 0 to 255, with an RMS of 147")
+BYTES = [row(100, 127, 74, low=0, high=255)] * 3
+PIXELS = [row(100, 0.1, 1.0, low=-0.42, high=2.8)] * 6
+NEVER_CHANGES = "1 of 7 columns of the input never changes: column 6 is always -0.42"
+WORDS = [row(100, 5.0 / rank, 5.0 / rank) for rank in range(1, 200)]
+ALL = "in tensor 0 of the batch, all 64 values are"
+INPUTS = {
+    "of size 8": ([row(100, 8.0, 8.0)] * 3, falling, None),
+    "of size 74": ([row(100, 74.0, 74.0)] * 3, falling, ("note", "")),
+    "of size 0.05": ([row(100, 0.05, 0.05)] * 3, falling, None),
+    "of size 0.005": ([row(100, 0.005, 0.005)] * 3, falling, ("note", "")),
+    "of bytes, with harm": (
+        BYTES,
+        harmed,
+        ("alarm", "in tensor 0 of the batch, the input ranges from 0 to 255, with an RMS of 147"),
+    ),
+    "that varies": ([row(100, -2.0, 0.3)] * 3, falling, None),
+    "that hardly varies": ([row(100, -2.0, 0.02)] * 3, falling, ("note", "")),
+    "with a column ten times as large": ([*standard(8), row(100, 0.0, 10.0)], falling, None),
+    "with a column a hundred times as large": (
+        [*standard(8), row(100, 0.0, 100.0)],
+        falling,
+        ("note", "column 8 of the input"),
+    ),
+    "of counts of words, which have a long tail": (WORDS, harmed, None),
+    "with a border of 0 and a column of ones": (
+        [*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)],
+        harmed,
+        None,
+    ),
+    "with a border at the least number of scaled pixels": ([*PIXELS, row(100, -0.42, 0.0)], harmed, None),
+    "with a column that never changes": ([*standard(6), row(100, -0.42, 0.0)], harmed, ("note", NEVER_CHANGES)),
+    "of equal values": (constant(-0.42), falling, ("note", f"{ALL} -0.42")),
+    "of zeros, with harm": (constant(0.0), harmed, ("alarm", f"{ALL} 0")),
+    "of equal values, with harm": (constant(255.0), harmed, ("alarm", f"{ALL} 255")),
+    "of a number for each sample": (constant(-0.42, EQUAL_VALUES_MIN - 1), harmed, None),
+    "of a mask that lets all through": (constant(1.0), harmed, None),
+    "of which one value differs": (constant(-0.42, high=-0.41), falling, None),
+    # A deviation that was rounded is not taken for a difference, nor one that was rounded to 0 for none.
+    "of equal values but for rounding": ([row(64, 0.1, 1e-9, low=0.1, high=0.1)], falling, ("note", f"{ALL} 0.1")),
+    "of two columns of one value": ([row(32, -0.5, 0.0)] * 2, falling, ("note", f"{ALL} -0.5")),
+}
+
+
+@pytest.mark.parametrize(("columns", "losses", "said"), INPUTS.values(), ids=INPUTS)
+def test_an_input(columns, losses, said):
+    found = [(finding.module, finding.severity) for finding in judged(columns, losses)]
+    assert found == ([] if said is None else [("", said[0])])
+    assert said is None or said[1] in judged(columns, losses)[0].evidence
+
+
+def test_an_input_of_columns_that_differ_is_no_constant():
+    assert not [s for s in judged([row(32, -0.5, 0.0), row(32, -0.4, 0.0)]) if "all 64 values" in s.evidence]
 
 
 @pytest.mark.parametrize(
@@ -45,39 +91,6 @@ def test_a_batch_of_one_sample_may_be_constant_by_chance(values, fires):
     rows = {value: [row(1, value, 0.0, low=value, high=value)] * 128 for value in (0.0, 1.0)}
     run = run_of([linear("fc")], lambda n: [batch(rows[values[n]])], len(values), losses=falling)
     assert bool(findings(INPUT_SCALE, run)) is fires
-
-
-@pytest.mark.parametrize(("deviation", "fires"), [(0.3, False), (0.02, True)])
-def test_an_input_that_hardly_varies_is_worth_a_note(deviation, fires):
-    assert bool(judged([row(100, -2.0, deviation)] * 3)) is fires
-
-
-@pytest.mark.parametrize(("times", "fires"), [(10, False), (100, True)])
-def test_a_column_a_hundred_times_as_large_as_the_others_is_named(times, fires):
-    found = judged([*standard(8), row(100, 0.0, 1.0 * times)])
-    assert ["column 8 of the input" in finding.evidence for finding in found] == ([True] if fires else [])
-
-
-def test_counts_of_words_have_a_long_tail():
-    assert not judged([row(100, 5.0 / rank, 5.0 / rank) for rank in range(1, 200)], harmed)
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)],
-        [*[row(100, 0.1, 1.0, low=-0.42, high=2.8)] * 6, row(100, -0.42, 0.0)],
-    ],
-    ids=["0 and 1", "the least number of scaled pixels"],
-)
-def test_columns_that_never_change_are_healthy_at_numbers_that_a_border_has(columns):
-    assert not judged(columns, harmed)
-
-
-def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
-    (finding,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
-    assert finding.severity == "note"
-    assert "1 of 7 columns of the input never changes: column 6 is always -0.42" in finding.evidence
 
 
 def entrance(rms, gives, losses=harmed, kind="linear"):
@@ -128,34 +141,6 @@ def test_nan_among_the_targets_is_named_all_the_same_and_its_share_has_no_expone
     given = dataclasses.replace(batch([row(finite, nonfinite=100 - finite)] * 3), site=Site("", "input", "1"))
     (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
     assert finding.evidence.startswith(f"in tensor 1 of the batch, {share} of the values are NaN or infinite")
-
-
-def constant(value, count, **others):
-    return [row(count, value, 0.0, **others)]
-
-
-@pytest.mark.parametrize("value", [0.0, -0.42, 255.0])
-def test_an_input_whose_values_are_all_equal_is_an_alarm_where_the_loss_shows_harm(value):
-    assert [finding.severity for finding in judged(constant(value, EQUAL_VALUES_MIN))] == ["note"]
-    (finding,) = judged(constant(value, EQUAL_VALUES_MIN), harmed)
-    assert (finding.module, finding.severity) == ("", "alarm")
-    assert finding.evidence.startswith(f"in tensor 0 of the batch, all 64 values are {value:.3g}")
-
-
-def test_a_number_for_each_sample_or_a_mask_that_lets_all_through_may_be_a_constant():
-    assert not judged(constant(-0.42, EQUAL_VALUES_MIN - 1), harmed)
-    assert not judged(constant(1.0, EQUAL_VALUES_MIN), harmed)
-
-
-def test_an_input_of_which_one_value_differs_is_no_constant():
-    assert not judged(constant(-0.42, EQUAL_VALUES_MIN, high=-0.41), falling)
-    # A deviation that was rounded is not taken for a difference, nor one that was rounded to 0 for none.
-    assert judged([row(EQUAL_VALUES_MIN, 0.1, 1e-9, low=0.1, high=0.1)])
-
-
-def test_an_input_of_columns_that_differ_is_no_constant():
-    assert not [s for s in judged([row(32, -0.5, 0.0), row(32, -0.4, 0.0)]) if "all 64 values" in s.evidence]
-    assert [s for s in judged([row(32, -0.5, 0.0), row(32, -0.5, 0.0)]) if "all 64 values" in s.evidence]
 
 
 @pytest.mark.parametrize(("left", "severity"), [(0, "note"), (5, "alarm")])

@@ -161,7 +161,7 @@ def test_rows_without_a_gradient_are_not_swallowed():
 
 
 def in_half(name: str, role: str, largest: float, tiny_share: float | None = None):
-    moments = Moments(1000, 0.0, largest / 3, largest / 4, 0, 0, 0, 0, -largest, largest)
+    moments = Moments(1000, 0.0, largest / 3, largest / 4, 0, 0, 0, 0, -largest / 2, largest)
     histogram = None
     if tiny_share is not None:
         edges = [-largest, -6e-5, 6e-5, largest]
