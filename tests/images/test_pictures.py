@@ -18,6 +18,7 @@ from hookboard.images.feature_maps import (
 )
 from hookboard.images.picture import (
     BAR_HEIGHT,
+    GREY,
     HEAT,
     LEVELS,
     LINE_HEIGHT,
@@ -26,6 +27,7 @@ from hookboard.images.picture import (
     PAPER,
     TILE_GAP,
     WIDTH,
+    Bar,
     ColourScale,
     Picture,
     font,
@@ -265,6 +267,14 @@ def test_where_a_map_is_zero_the_overlay_is_the_picture_itself():
     is_equal = (picture == both).all(axis=2)
     assert is_equal.sum() == 16 * 16 - 1
     assert not is_equal[3, 3]
+
+
+def test_a_bar_has_no_mark_without_its_number():
+    """It would be taken for the place of the number at the end, which stands a little inside."""
+    bar = Bar(ColourScale(-0.138, 0.138), "", start=100, right=300)
+    picture = Picture(np.full((10, 600), PAPER, np.uint8), "caption", GREY, bars=(bar,))
+    marks = np.asarray(picture.image().convert("L"))[-BAR_HEIGHT + 28, MARGIN:-MARGIN] < 128
+    assert np.count_nonzero(np.diff(marks.astype(int)) == 1) == 3  # both ends, and 0
 
 
 @pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
