@@ -17,7 +17,7 @@ from hookboard.health.page import (
     table_of,
     values_of,
 )
-from hookboard.health.report import caveat, closing, folded_verdicts, headline, news
+from hookboard.health.report import caveat, closing, folded_verdicts, headline
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
@@ -329,7 +329,7 @@ def test_what_rules_say_is_shown_in_sentences_of_one_style(given, shown):
     *said, more = closing(run, [verdict])
     assert " ".join(" ".join(said).split()).endswith(f": {shown} Try: {shown}")
     assert more == "  More: hookboard explain dead_units"
-    assert f": {shown}\n" in news(verdict)
+    assert f": {shown}\n" in alarm_text(verdict)
 
 
 def test_a_long_table_is_cut_off_and_says_so():
@@ -360,13 +360,13 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
 
 
 def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():
-    assert " ".join(news(ALARM).split()) == (
+    assert " ".join(alarm_text(ALARM).split()) == (
         "HealthMonitor: alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate. "
         "More: hookboard explain dead_units"
     )
     long = Verdict("alarm", "dead_units", "net.7", 20, None, "so\nmany " * 40, "")
-    assert max(map(len, news(long).splitlines())) <= 100
-    assert news(long).count("many") == 40
+    assert max(map(len, alarm_text(long).splitlines())) <= 100
+    assert alarm_text(long).count("many") == 40
 
 
 def test_of_a_loss_that_did_not_fall_the_headline_says_so_where_nothing_else_does():
