@@ -1,22 +1,17 @@
 """Adapters in a whole training, under Lightning and in Hugging Face's Trainer: what is said."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from toys import Toy, fit, fit_in_transformers
+from toys import Toy, batches, fit, fit_in_transformers
 
 from hookboard import HealthMonitor
 
 pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")]
 
-CLASSES, WIDTH, RANK, SCALE, STEPS = 4, 16, 2, 2.0, 24
-
-
-def base():
-    torch.manual_seed(0)
-    return nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+CLASSES, WIDTH, RANK, SCALE = 4, 16, 2, 2.0
+DATA = batches(*[32] * 24, width=WIDTH)
 
 
 class Adapted(nn.Module):
@@ -24,7 +19,9 @@ class Adapted(nn.Module):
 
     def __init__(self, is_on=True):
         super().__init__()
-        self.layers, self.is_on = base(), is_on
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+        self.is_on = is_on
         self.layers[:2].requires_grad_(False)
         self.down = nn.ModuleList(nn.Linear(WIDTH, RANK, bias=False) for _ in range(2))
         self.up = nn.ModuleList(nn.Linear(RANK, WIDTH, bias=False) for _ in range(2))
@@ -41,11 +38,6 @@ class Adapted(nn.Module):
         return {"loss": cross_entropy(self.logits(x), x.argmax(1) % CLASSES)}
 
 
-def batches():
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(32, WIDTH, generator=generator) for _ in range(STEPS)]
-
-
 class Fine(Toy):
     def __init__(self, net, rate):
         super().__init__(net, loss=lambda found: found["loss"])
@@ -57,14 +49,14 @@ class Fine(Toy):
 
 def in_lightning(folder, net, rate):
     monitor = HealthMonitor(every_n_steps=1)
-    fit(folder, Fine(net, rate), batches(), monitor)
+    fit(folder, Fine(net, rate), DATA, monitor)
     return monitor
 
 
 def in_hugging_face(folder, net, rate):
     monitor = HealthMonitor(every_n_steps=1)
     constant = {"lr_scheduler_type": "constant", "weight_decay": 0.0}
-    fit_in_transformers(folder, net, batches(), monitor, learning_rate=rate, **constant)
+    fit_in_transformers(folder, net, DATA, monitor, learning_rate=rate, **constant)
     return monitor
 
 
@@ -77,8 +69,7 @@ def said(monitor, *rules):
 
 @both
 def test_a_healthy_adapter_is_silent(train, tmp_path):
-    monitor = train(tmp_path, Adapted(), 3e-3)
-    assert monitor.verdicts == ()
+    assert train(tmp_path, Adapted(), 3e-3).verdicts == ()
 
 
 @both
@@ -103,9 +94,7 @@ def test_adapters_that_are_never_called_are_one_note(train, tmp_path):
 def test_how_far_steps_move_the_factors_is_not_judged(train, tmp_path, rate):
     net = Adapted()
     net.layers[2].requires_grad_(False)
-    monitor = train(tmp_path, net, rate)
-    assert said(monitor, "update_too_large", "update_too_small") == []
-    assert np.isnan(monitor._run.course("update_ratio")).all()
+    assert said(train(tmp_path, net, rate), "update_too_large", "update_too_small") == []
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -123,6 +112,4 @@ def test_adapters_of_peft_are_known(train, tmp_path):
             return self.inner(x)
 
     torch.manual_seed(0)
-    monitor = train(tmp_path, Wrapped(), 1e-7)
-    assert said(monitor, "update_too_large", "update_too_small") == []
-    assert len(monitor._run.now.factors) == 2
+    assert said(train(tmp_path, Wrapped(), 1e-7), "update_too_large", "update_too_small") == []

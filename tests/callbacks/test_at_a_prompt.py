@@ -11,12 +11,6 @@ from toys import Toy, batches, fit, mlp
 from hookboard import ActivationLogger, HealthMonitor, Intervention, Scale
 
 
-def monitored(net, **options):
-    monitor = HealthMonitor(every_n_steps=1, **options)
-    fit(None, Toy(net), batches(*[4] * 8), monitor)
-    return monitor
-
-
 @pytest.mark.parametrize(
     "written",
     [
@@ -36,21 +30,17 @@ def sick():
     """A monitor after a fit in which all units of a layer are dead."""
     net = mlp()
     net[0].bias.data.fill_(-100.0)
-    return monitored(net)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Toy(net), batches(*[4] * 8), monitor)
+    return monitor
 
 
 def test_verdicts_are_shown_as_sentences(sick):
     verdicts = sick.verdicts
     assert repr(verdicts).splitlines() == [str(verdict) for verdict in verdicts]
-    assert len(verdicts) > 0
+    assert str(verdicts[0]).startswith(f"{verdicts[0].title}: ")
+    assert ". Try: " in str(verdicts[0])
     assert repr(HealthMonitor().verdicts) == "()"
-
-
-def test_a_misspelt_statistic_of_a_reading_is_an_error(tmp_path):
-    logger = ActivationLogger(every_n_steps=1)
-    fit(tmp_path, Toy(mlp()), batches(*[4] * 2), logger)
-    with pytest.raises(KeyError, match="meen"):
-        logger.readings[0].statistics["meen"]
 
 
 @pytest.mark.spawns
@@ -69,9 +59,3 @@ hookboard.audit(net, torch.randn(8, 4), step)
 def test_a_copy_of_a_monitor_shows_its_call_alone(sick):
     for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
         assert repr(copied) == "HealthMonitor(every_n_steps=1)"
-
-
-def test_a_printed_verdict_is_a_sentence(sick):
-    verdict = sick.verdicts[0]
-    assert str(verdict).startswith(f"{verdict.title}: ")
-    assert ". Try: " in str(verdict)

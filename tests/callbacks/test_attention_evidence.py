@@ -1,6 +1,7 @@
 """The numbers of what `activation_scale` says of attention, each against the full matrix in float64."""
 
 from attending import Predicts, counting, heads_of, language_model, recorded_calls
+from callbacks.course import shortened
 from recorded import numbers
 from toys import fit
 
@@ -18,10 +19,6 @@ def said_of(monkeypatch, net, rate, module):
     heads = [heads_of(calls[2 * step : 2 * step + 2])[layer] for step in looks]
     found = [one for one in monitor.verdicts if (one.rule, one.module) == ("activation_scale", module)]
     return found[0].evidence, heads
-
-
-def shortened(number, digits):
-    return float(f"{float(number):.{digits}g}")
 
 
 def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):

@@ -3,7 +3,7 @@
 import torch
 from oracle import assert_true
 from torch import nn
-from toys import Toy, batches, fit
+from toys import Toy, batches, fit, mlp
 
 from hookboard import GradientLogger
 from hookboard.measure.statistics import FORMULAS
@@ -14,11 +14,6 @@ def gradients(folder, model, *others):
     watched = GradientLogger(statistics=tuple(FORMULAS))
     fit(folder, model, batches(4), watched, *others)
     return {reading.site.name: reading for reading in watched.readings}
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 class TwoBackwards(Toy):
@@ -36,8 +31,8 @@ class TwoBackwards(Toy):
 
 
 def test_two_backwards_through_one_graph_both_count(tmp_path):
-    found = gradients(tmp_path, TwoBackwards(net()))
-    output = net()(batches(4)[0])
+    found = gradients(tmp_path, TwoBackwards(mlp()))
+    output = mlp()(batches(4)[0])
     assert_true(found["net.2"].statistics, [2 * output / output.numel(), torch.ones_like(output)])
 
 
@@ -50,8 +45,8 @@ class Penalized(Toy):
 
 
 def test_the_gradients_of_an_inner_autograd_grad_count_as_those_of_another_backward(tmp_path):
-    found = gradients(tmp_path, Penalized(net()))
-    output = net()(batches(4)[0])
+    found = gradients(tmp_path, Penalized(mlp()))
+    output = mlp()(batches(4)[0])
     assert_true(found["net.2"].statistics, [torch.ones_like(output), 2 * output / output.numel()])
 
 

@@ -42,5 +42,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_before_the_first_batch(make)
         def training_step(self, batch):
             raise AssertionError("a batch has begun")
 
-    with pytest.raises(ValueError, match=r"unknown module 'nett\.0'; did you mean 'net\.0'"):
+    with pytest.raises(
+        ValueError, match=rf"^{make.__name__}: modules: unknown module 'nett\.0'; did you mean 'net\.0'"
+    ):
         fit(None, Watches(mlp()), batches(4), make(modules=["net.*", "nett.0"]))

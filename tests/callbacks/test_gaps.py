@@ -245,8 +245,3 @@ def test_a_fit_in_which_nothing_is_due_says_so(tmp_path, callback, line, monkeyp
     monkeypatch.setattr("hookboard.callbacks.numbers.inform", lines.append)
     fit(tmp_path, Toy(mlp()), batches(4, 4), callback)
     assert lines == [line]
-
-
-def test_an_error_about_a_pattern_names_the_callback(tmp_path):
-    with pytest.raises(ValueError, match=r"^ParameterLogger: modules: unknown module 'nett'"):
-        fit(tmp_path, Toy(mlp()), batches(4), ActivationLogger(), ParameterLogger("nett"))
