@@ -1,18 +1,16 @@
 """Modules that are replaced during a fit, weights that are pruned or computed, parameters of the LightningModule."""
 
-import warnings
-
 import pytest
 import torch
+from callbacks.heard import warnings_of
 from oracle import assert_true
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 from toys import EachStep, Toy, batches, fit, hooked, mlp, scalars
 
 from hookboard import (
     ActivationLogger,
     GradientLogger,
-    HookboardWarning,
     Intervention,
     ParameterLogger,
     Zero,
@@ -26,18 +24,15 @@ def new_head(model):
     model.trainer.optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
 
 
-def said_in(run):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run()
-    return [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
+def of(logger, role):
+    return {r.site.name: r.statistics for r in logger.readings if r.site.role == role}
 
 
 class ReplacesAtEpoch(Toy):
     """Has another head from the second epoch on."""
 
-    def __init__(self, change=new_head):
-        super().__init__(mlp())
+    def __init__(self, change=new_head, *layers):
+        super().__init__(nn.Sequential(*layers) if layers else mlp())
         self.change = change
 
     def on_train_epoch_start(self):
@@ -50,7 +45,7 @@ def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said
     kept, model = EachStep(logger), ReplacesAtEpoch()
     outputs = []
     model.net.register_forward_hook(lambda m, a, output: outputs.append(output.detach().clone()))
-    (said,) = said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, kept, max_epochs=2))
+    (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, kept, max_epochs=2))
     assert "ActivationLogger: the model changed during the fit and is watched as it is now (shown once)" in said
     assert len(kept.readings) == 6
     for (reading,), output in zip(kept.readings, outputs, strict=True):
@@ -68,18 +63,14 @@ class Comparable(nn.Linear):
 
 
 def test_a_replaced_module_is_followed_though_it_equals_the_new_one(tmp_path):
-    class Replaces(Toy):
-        def on_train_batch_start(self, batch, batch_idx):
-            if batch_idx == 1:
-                torch.manual_seed(1)
-                self.net[0] = Comparable(4, 3)
+    def new_layer(model):
+        model.net[0] = Comparable(4, 3)
 
-    logger = ParameterLogger("net.0", statistics=["mean"], every_n_steps=1)
-    model = Replaces(nn.Sequential(Comparable(4, 3)))
-    with pytest.warns(HookboardWarning, match="the model changed during the fit"):
-        fit(tmp_path, model, batches(4, 4, 4), logger)
-    seen = {reading.site.name: reading.statistics["mean"] for reading in logger.readings}
-    assert seen["net.0.weight"] == pytest.approx(model.net[0].weight.double().mean().item(), rel=1e-6)
+    logger, model = ParameterLogger("net.0", statistics="mean"), ReplacesAtEpoch(new_layer, Comparable(4, 3))
+    (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4, 4), logger, max_epochs=2))
+    assert "the model changed during the fit" in said
+    weight = of(logger, "parameter")["net.0.weight"]
+    assert weight["mean"] == pytest.approx(model.net[0].weight.double().mean().item(), rel=1e-6)
 
 
 def test_the_module_that_was_replaced_is_let_go(tmp_path):
@@ -87,7 +78,7 @@ def test_the_module_that_was_replaced_is_let_go(tmp_path):
     old = model.net[2]
     counts = []
     model.on_train_batch_end = lambda *args: counts.append(len(old._forward_hooks))
-    said_in(lambda: fit(tmp_path, model, batches(4, 4), ActivationLogger(), max_epochs=2))
+    warnings_of(lambda: fit(tmp_path, model, batches(4, 4), ActivationLogger(), max_epochs=2))
     assert counts == [1, 1, 0, 0]
 
 
@@ -95,17 +86,14 @@ def test_gradients_and_parameters_follow_too(tmp_path):
     gradients = GradientLogger("net.2", roles=["grad_output", "parameter_grad"], statistics="l2")
     parameters = ParameterLogger("net.2")
     model = ReplacesAtEpoch()
-    said = said_in(lambda: fit(tmp_path, model, batches(4, 4), gradients, parameters, max_epochs=2))
+    said = warnings_of(lambda: fit(tmp_path, model, batches(4, 4), gradients, parameters, max_epochs=2))
     assert len(said) == 2
-    measured = {(r.site.role, r.site.name): r for r in [*gradients.readings, *parameters.readings]}
-    head = model.net[2]
-    assert measured["parameter_grad", "net.2.weight"].statistics["l2"] == pytest.approx(head.weight.grad.norm().item())
-    assert measured["parameter", "net.2.weight"].statistics["mean"] == pytest.approx(head.weight.mean().item())
-    assert measured["parameter", "net.2.weight"].moments.count == 40
-    assert measured["parameter_update", "net.2.bias"].statistics["update_norm"] == pytest.approx(
-        0.01 * head.bias.grad.norm().item(), rel=1e-4
-    )
-    assert measured["grad_output", "net.2"].moments.count == 4 * 5
+    head, moved = model.net[2], of(parameters, "parameter_update")
+    assert of(gradients, "parameter_grad")["net.2.weight"]["l2"] == pytest.approx(head.weight.grad.norm().item())
+    assert of(parameters, "parameter")["net.2.weight"]["mean"] == pytest.approx(head.weight.mean().item())
+    assert moved["net.2.bias"]["update_norm"] == pytest.approx(0.01 * head.bias.grad.norm().item(), rel=1e-4)
+    counts = {reading.site.name: reading.moments.count for reading in gradients.readings}
+    assert counts == {"net.2": 4 * 5, "net.2.weight": 40, "net.2.bias": 5}
 
 
 def test_a_parameter_that_is_replaced_in_its_module_is_watched_from_then_on(tmp_path):
@@ -114,13 +102,12 @@ def test_a_parameter_that_is_replaced_in_its_module_is_watched_from_then_on(tmp_
         model.trainer.optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
 
     logger, model = ParameterLogger("net.2", statistics=["mean", "update_norm"]), ReplacesAtEpoch(new_weight)
-    (said,) = said_in(lambda: fit(tmp_path, model, batches(4, 4), logger, max_epochs=2))
+    (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4, 4), logger, max_epochs=2))
     assert "the model changed" in said
-    found = {(r.site.name, r.site.role): r.statistics for r in logger.readings}
     weight = model.net[2].weight
-    assert found["net.2.weight", "parameter"]["mean"] == pytest.approx(weight.mean().item())
+    assert of(logger, "parameter")["net.2.weight"]["mean"] == pytest.approx(weight.mean().item())
     norm = 0.01 * weight.grad.norm().item()
-    assert found["net.2.weight", "parameter_update"]["update_norm"] == pytest.approx(norm, rel=1e-4)
+    assert of(logger, "parameter_update")["net.2.weight"]["update_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 def test_a_callback_that_names_a_module_that_is_gone_ends_and_says_which(tmp_path):
@@ -128,7 +115,7 @@ def test_a_callback_that_names_a_module_that_is_gone_ends_and_says_which(tmp_pat
         model.net = model.net[:2]
 
     logger = ActivationLogger(["net.0", "net.2"], statistics="std")
-    (said,) = said_in(lambda: fit(tmp_path, ReplacesAtEpoch(removes), batches(4, 4), logger, max_epochs=2))
+    (said,) = warnings_of(lambda: fit(tmp_path, ReplacesAtEpoch(removes), batches(4, 4), logger, max_epochs=2))
     assert "ActivationLogger is switched off" in said
     assert "unknown module 'net.2'" in said
     assert {name: list(steps) for name, steps in scalars(tmp_path).items() if "activation" in name} == {
@@ -139,17 +126,8 @@ def test_a_callback_that_names_a_module_that_is_gone_ends_and_says_which(tmp_pat
 @pytest.mark.parametrize("stages", ["validate", ["train", "validate"]])
 def test_an_evaluation_within_the_fit_follows_too_and_it_is_said_once(tmp_path, stages):
     logger = ActivationLogger("net.2", stages=stages, statistics="std")
-    said = said_in(
-        lambda: fit(
-            tmp_path,
-            ReplacesAtEpoch(),
-            batches(4),
-            logger,
-            max_epochs=2,
-            limit_val_batches=1.0,
-            num_sanity_val_steps=0,
-        )
-    )
+    options = {"max_epochs": 2, "limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+    said = warnings_of(lambda: fit(tmp_path, ReplacesAtEpoch(), batches(4), logger, **options))
     assert len(said) == 1
     assert logger.readings[0].moments.count == 4 * 5
 
@@ -157,11 +135,8 @@ def test_an_evaluation_within_the_fit_follows_too_and_it_is_said_once(tmp_path, 
 def test_an_edit_goes_over_to_the_new_module(tmp_path):
     logger = ActivationLogger("net.2", statistics="zero_fraction")
     kept = EachStep(logger)
-    said = said_in(
-        lambda: fit(
-            tmp_path, ReplacesAtEpoch(), batches(4, 4), Intervention(Zero(), "net.2"), logger, kept, max_epochs=2
-        )
-    )
+    watching = Intervention(Zero(), "net.2"), logger, kept
+    said = warnings_of(lambda: fit(tmp_path, ReplacesAtEpoch(), batches(4, 4), *watching, max_epochs=2))
     assert len(said) == 2
     assert [r.statistics["zero_fraction"] for (r,) in kept.readings] == [1.0] * 4
 
@@ -175,14 +150,10 @@ class Prunes(Toy):
             prune.random_unstructured(self.net[0], "weight", amount=0.5)
 
 
-def of(logger, role):
-    return {r.site.name: r.statistics for r in logger.readings if r.site.role == role}
-
-
 def test_of_a_pruned_weight_the_original_is_logged_under_its_own_name(tmp_path):
     logger, model = ParameterLogger("net.0", statistics=tuple(FORMULAS)), Prunes(mlp())
     gradients = GradientLogger("net.0", roles="parameter_grad", statistics="l2")
-    said = said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients))
+    said = warnings_of(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients))
     assert len(said) == 2
     assert all("the model changed" in text for text in said)
     found = of(logger, "parameter")
@@ -190,15 +161,6 @@ def test_of_a_pruned_weight_the_original_is_logged_under_its_own_name(tmp_path):
     assert_true(found["net.0.weight_orig"], [model.net[0].weight_orig])
     assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0]
     assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight_orig"]) == [1, 2]
-
-
-def test_gradients_are_those_of_the_originals(tmp_path):
-    net = mlp()
-    parametrizations.weight_norm(net[0])
-    logger = GradientLogger(roles="parameter_grad", statistics="l2")
-    assert said_in(lambda: fit(tmp_path, Toy(net), batches(4), logger)) == []
-    assert "net.0.weight" not in of(logger, "parameter_grad")
-    assert "net.0.parametrizations.weight.original0" in of(logger, "parameter_grad")
 
 
 # Parameters of the LightningModule itself.

@@ -1,6 +1,6 @@
 """What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
 
-import io
+import pickle
 import shutil
 from pathlib import Path
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import LearningRateFinder
-from torch import nn
-from toys import ALWAYS, Toy, batches, events, loader, trainer
+from toys import ALWAYS, Toy, batches, events, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, Scale
 from hookboard.callbacks import reporter
@@ -23,21 +22,14 @@ DATA = batches(*[4] * 12)
 pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint")
 
 
-def net(*middle):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
-
-
 def monitor(**options):
     return HealthMonitor(**{"every_n_steps": 1, "rules": ALWAYS, **options})
 
 
-def checkpoint(folder, *callbacks, model=None, **options):
+def checkpoint(folder, *callbacks):
     """The path of a checkpoint after six steps."""
     path = folder / "six.ckpt"
-    one = trainer(folder / "first", *callbacks, **options)
-    one.fit(model or Toy(net()), loader(DATA[:6]), loader(DATA[:6]))
-    one.save_checkpoint(path)
+    fit(folder / "first", Toy(mlp()), DATA[:6], *callbacks).save_checkpoint(path)
     return path
 
 
@@ -52,18 +44,10 @@ def saved(of_a_monitor, tmp_path):
     return Path(shutil.copy(of_a_monitor, tmp_path))
 
 
-def goes_on(folder, path, *callbacks, model=None, **options):
-    one = trainer(folder / "second", *callbacks, **{"max_epochs": 2, **options})
-    one.fit(model or Toy(net()), loader(DATA[:6]), loader(DATA[:6]), ckpt_path=path)
+def goes_on(folder, path, *callbacks):
+    one = trainer(folder / "second", *callbacks, max_epochs=2)
+    one.fit(Toy(mlp()), loader(DATA[:6]), loader(DATA[:6]), ckpt_path=path)
     return one
-
-
-def changed(path, change):
-    """The checkpoint with what this function makes of our entries."""
-    content = torch.load(path, weights_only=True)
-    content[KEY] = change(content[KEY])
-    torch.save(content, path)
-    return path
 
 
 def sinces(callback):
@@ -78,13 +62,6 @@ def said(monkeypatch):
     return lines
 
 
-def size_of(content):
-    """How many bytes a checkpoint takes for it."""
-    file = io.BytesIO()
-    torch.save(content, file)
-    return file.tell()
-
-
 def test_a_checkpoint_has_a_few_plain_numbers_of_the_monitor(tmp_path):
     content = torch.load(checkpoint(tmp_path, monitor(), ActivationLogger(every_n_steps=1)), weights_only=True)
     (entry,) = content[KEY]
@@ -95,7 +72,7 @@ def test_a_checkpoint_has_a_few_plain_numbers_of_the_monitor(tmp_path):
 def test_the_losses_of_a_long_training_take_less_than_100_kb():
     losses = LossCurve()
     losses.extend(Loss(step, step, 1 / (1 + step)) for step in range(5000))
-    assert size_of(losses.state_dict()) < 60_000
+    assert len(pickle.dumps(losses.state_dict())) < 60_000
     resumed = LossCurve()
     resumed.load_state_dict(losses.state_dict())
     assert (resumed.steps, resumed.start, resumed.is_falling) == (5000, losses.start, losses.is_falling)
@@ -108,9 +85,8 @@ def test_what_has_nothing_to_keep_is_not_in_the_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_of_the_weights_alone_is_as_it_was(tmp_path):
-    one = trainer(tmp_path, monitor())
-    one.fit(Toy(net()), loader(DATA), loader(DATA))
-    one.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    run = fit(tmp_path, Toy(mlp()), DATA, monitor())
+    run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     assert KEY not in torch.load(tmp_path / "weights.ckpt", weights_only=True)
 
 
@@ -119,8 +95,7 @@ def test_a_second_fit_without_a_checkpoint_begins_anew(tmp_path, said):
     path = checkpoint(tmp_path, callback)
     goes_on(tmp_path, path, callback)
     assert sinces(callback) == {("always", "net.0"): 6}
-    one = trainer(tmp_path / "third", callback)
-    one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
+    fit(tmp_path / "third", Toy(mlp()), DATA[:3], callback)
     assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "third")
     assert said == []
 
@@ -133,8 +108,8 @@ def text_of(folder):
 def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_path, saved):
     callback = monitor()
     one = trainer(tmp_path / "second", callback, limit_val_batches=1.0)
-    one.validate(Toy(net()), loader(DATA), ckpt_path=saved, verbose=False)
-    one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
+    one.validate(Toy(mlp()), loader(DATA), ckpt_path=saved, verbose=False)
+    one.fit(Toy(mlp()), loader(DATA[:3]), loader(DATA[:3]))
     assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "second")
 
 
@@ -148,24 +123,20 @@ def test_of_two_monitors_each_goes_on_with_its_own(tmp_path, said):
     assert [one._run.losses.steps for one in again] == [12, 12]
 
 
-def with_state(entries, **changed):
-    return [{**entries[0], "state": {**entries[0]["state"], **changed}}]
-
-
 SPOILED = {
     "no list": lambda entries: 3,
-    "no entry": lambda entries: ["x"],
     "of an older version": lambda entries: [{"callback": "HealthMonitor", "version": 15, "parts": {}}],
     "no state": lambda entries: [{**entries[0], "state": "text"}],
-    "no losses": lambda entries: with_state(entries, losses={}),
-    "other losses": lambda entries: with_state(entries, losses={**entries[0]["state"]["losses"], "first": [3]}),
+    "other losses": lambda entries: [{**entries[0], "state": {"losses": {"first": [3]}}}],
 }
 
 
 @pytest.mark.parametrize("how", SPOILED)
 def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_path, saved, said):
-    callback = monitor()
-    goes_on(tmp_path, changed(saved, SPOILED[how]), callback)
+    content, callback = torch.load(saved, weights_only=True), monitor()
+    content[KEY] = SPOILED[how](content[KEY])
+    torch.save(content, saved)
+    goes_on(tmp_path, saved, callback)
     (line,) = said
     assert "HealthMonitor starts over" in line
     assert sinces(callback) == {("always", "net.0"): 6}
@@ -206,7 +177,6 @@ def test_what_lightning_saves_while_it_looks_for_a_learning_rate_is_no_fit_to_go
     callback = monitor()
     for order in ([LearningRateFinder(num_training_steps=3), callback], [callback, LearningRateFinder()]):
         folder = tmp_path / str(order.index(callback))
-        one = trainer(folder, *order, default_root_dir=folder)
-        one.fit(HasRate(net()), loader(DATA), loader(DATA))
+        fit(folder, HasRate(mlp()), DATA, *order, default_root_dir=folder)
         assert "measured 12 times from step 0 to 11" in text_of(folder)
     assert said == []

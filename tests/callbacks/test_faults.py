@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, Rule, Statistic
@@ -46,39 +46,6 @@ def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, watc
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), watching)
     assert run.global_step == 3
     assert any(said in str(warning.message) for warning in shown)
-
-
-class DiskIsFull(TensorBoardLogger):
-    """Writes nothing from the start of training on."""
-
-    training = False
-
-    @property
-    def experiment(self):
-        if self.training:
-            raise OSError("no space left")
-        return super().experiment
-
-    def log_metrics(self, metrics, step=None):
-        self.training = True
-
-    def save(self):
-        pass
-
-    def finalize(self, status):
-        pass
-
-
-def test_a_logger_that_raises_is_left_out_and_the_others_are_written(tmp_path):
-    full = DiskIsFull(tmp_path / "full", name=None, version="")
-    good = TensorBoardLogger(tmp_path / "good", name=None, version="")
-    with pytest.warns(UserWarning, match="hookboard") as said:
-        run = fit(tmp_path, Toy(mlp()), batches(*[4] * 4), ActivationLogger(every_n_steps=1), logger=[full, good])
-    (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
-    assert "writing ActivationLogger's values to DiskIsFull is switched off" in message
-    assert "no space left" in message
-    assert run.global_step == 4
-    assert list(scalars(tmp_path / "good")["activation_mean/net.0"]) == [0, 1, 2, 3]
 
 
 class Numbers(Logger):
