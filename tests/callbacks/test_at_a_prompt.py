@@ -56,6 +56,7 @@ hookboard.audit(net, torch.randn(8, 4), step)
     assert "cross_entropy at In [3]:1 expects logits" in done.stdout
 
 
-def test_a_copy_of_a_monitor_shows_its_call_alone(sick):
+def test_a_copy_of_a_monitor_shows_its_call_alone_and_has_the_verdicts(sick):
     for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
         assert repr(copied) == "HealthMonitor(every_n_steps=1)"
+        assert copied.verdicts == sick.verdicts

@@ -1,5 +1,7 @@
 """Trainings that learn and look ill: none of them gets an alarm, and what is said of them is true."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -12,40 +14,39 @@ pytestmark = pytest.mark.trains
 EVERY = 5
 
 
-def trained(model, optimizer, step, steps=80, watched=None):
-    """The monitor of a training, and its losses; the run watches the optimizer unless others are given."""
+def samples():
+    return torch.randn(32, 8)
+
+
+def trained(model, optimizer, step, steps=80, watched=None, draw=samples):
+    """The verdicts of a training, and its losses; the run watches the optimizer unless others are given."""
     losses, watched = [], optimizer if watched is None else watched
     with watch(model, watched, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
         for number in range(steps):
-            x = torch.randn(32, 8)
-            with run.step(x):
-                loss = step(x, number)
+            batch = draw()
+            with run.step(batch):
+                loss = step(batch, number)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
             losses.append(loss.item())
-    return monitor, losses
+    return monitor.verdicts, losses
 
 
-def verdicts_of(model, optimizer, step, steps=80, watched=None):
+def verdicts_of(*training, **options):
     """The verdicts of a training whose loss falls to a half or less."""
-    monitor, losses = trained(model, optimizer, step, steps, watched)
+    verdicts, losses = trained(*training, **options)
     assert losses[-1] < losses[0] / 2
-    return monitor.verdicts
+    return verdicts
 
 
 def test_optimizers_that_take_turns_over_long_phases():
     model = net()
     first, last = (torch.optim.Adam(model[place].parameters(), 1e-2) for place in (0, 2))
-    with watch(model, [first, last], [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
-        for number in range(120):
-            x = torch.randn(32, 8)
-            with run.step(x):
-                loss = mse_loss(model(x), x[:, :2])
-                model.zero_grad()
-                loss.backward()
-                (first if number < 60 else last).step()
-    assert "no_gradient" not in {one.rule for one in monitor.verdicts}
+    turns = iter([first] * 60 + [last] * 60)
+    both = SimpleNamespace(zero_grad=model.zero_grad, step=lambda: next(turns).step())
+    verdicts = verdicts_of(model, both, lambda x, number: mse_loss(model(x), x[:, :2]), 120, watched=[first, last])
+    assert "no_gradient" not in {one.rule for one in verdicts}
 
 
 def alarms(verdicts):
@@ -270,37 +271,34 @@ class Balanced(nn.Module):
 
 def test_a_mask_that_weighs_an_output_is_no_target():
     model = Balanced()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
-        for _ in range(40):
-            start, mask = torch.randint(12, (16, 1)), torch.ones(16, 9, dtype=torch.long)
-            mask[:4, 6:] = 0
-            tokens = (start + torch.arange(9)) % 12
-            with run.step((tokens, mask)):
-                logits, balance = model(tokens, mask)
-                targets = tokens.masked_fill(mask == 0, -100)
-                loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()) + balance
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    assert alarms(monitor.verdicts) == []
+
+    def draw():
+        start, mask = torch.randint(12, (16, 1)), torch.ones(16, 9, dtype=torch.long)
+        mask[:4, 6:] = 0
+        return (start + torch.arange(9)) % 12, mask
+
+    def step(batch, number):
+        tokens, mask = batch
+        logits, balance = model(tokens, mask)
+        targets = tokens.masked_fill(mask == 0, -100)
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()) + balance
+
+    verdicts, _ = trained(model, torch.optim.Adam(model.parameters(), 1e-2), step, 40, draw=draw)
+    assert alarms(verdicts) == []
 
 
 def test_a_model_whose_layers_are_called_without_their_modules_is_watched_as_a_whole():
     class Ensemble(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.stack = nn.Module()
-            self.stack.weight = nn.Parameter(torch.randn(3, 2, 8) / 3)
-
         def forward(self, x):
             return torch.einsum("eoi,bi->ebo", self.stack.weight, x).mean(0)
 
+    torch.manual_seed(0)
     model = Ensemble()
+    model.stack = nn.Module()
+    model.stack.weight = nn.Parameter(torch.randn(3, 2, 8) / 3)
     optimizer = torch.optim.Adam(model.parameters(), 100.0)
-    monitor, _ = trained(model, optimizer, lambda x, number: mse_loss(model(x), x[:, :2]), 60)
-    assert "update_too_large" in {one.rule for one in monitor.verdicts}
+    verdicts, _ = trained(model, optimizer, lambda x, number: mse_loss(model(x), x[:, :2]), 60)
+    assert "update_too_large" in {one.rule for one in verdicts}
 
 
 class Scaling(nn.Module):
@@ -319,18 +317,15 @@ class Scaling(nn.Module):
 
 @pytest.mark.parametrize("of_codes", [True, False])
 def test_large_numbers_that_the_model_scales_or_takes_as_codes(of_codes):
-    model, losses = Scaling(of_codes), []
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
-        for _ in range(80):
-            codes = torch.randint(80, (32, 8)).float()
-            x = codes if of_codes else 300 + 100 * torch.randn(32, 8)
-            wanted = (codes[:, :1] / 40 - 1) if of_codes else x[:, :2] / x.mean(1, keepdim=True) - 1
-            with run.step((x, wanted)):
-                loss = mse_loss(model(x), wanted.expand(32, 2))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
-    assert "input_scale" not in {one.rule for one in monitor.verdicts}
+    model = Scaling(of_codes)
+
+    def draw():
+        x = torch.randint(80, (32, 8)).float() if of_codes else 300 + 100 * torch.randn(32, 8)
+        return x, (x[:, :1] / 40 - 1) if of_codes else x[:, :2] / x.mean(1, keepdim=True) - 1
+
+    def step(batch, number):
+        x, wanted = batch
+        return mse_loss(model(x), wanted.expand(32, 2))
+
+    verdicts = verdicts_of(model, torch.optim.Adam(model.parameters(), 1e-2), step, draw=draw)
+    assert "input_scale" not in {one.rule for one in verdicts}
