@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from callbacks.course import Course, of_layer, ratio, shortened
-from recorded import CROSS_ENTROPY, EVERY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
-from toys import fit
 
 from hookboard import HealthMonitor, watch
 
@@ -111,24 +110,7 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     assert usual == pytest.approx(np.exp(np.median(np.log(gains[:2] + gains[3:]))), rel=0.06)
 
 
-def test_the_share_of_updates_that_are_lost_in_rounding(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
-    data = [(x.to(torch.bfloat16), y) for x, y in classes()]
-    model = Recorded(net, lambda out, y: CROSS_ENTROPY(out.float(), y), rate=1e-4)
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=["precision"])
-    fit(tmp_path, model, data, monitor)
-    for verdict in monitor.verdicts:
-        (share,) = numbers("#% of its updates in bfloat16", verdict.evidence)
-        shares = []
-        for name in ("weight", "bias"):
-            key = f"{verdict.module}.{name}"
-            has = model.grads[key] != 0
-            shares.append(np.mean((model.after[key] == model.before[key])[has]))
-        assert share == round(100 * max(shares))
-    assert monitor.verdicts
-
-
-def test_the_share_of_updates_that_other_layers_lose(tmp_path):
+def test_the_share_of_updates_that_are_lost_in_rounding_here_and_in_other_layers(tmp_path):
     class Grouped(Recorded):
         def configure_optimizers(self):
             groups = [{"params": self.net[i].parameters(), "lr": rate} for i, rate in ((0, 1e-5), (2, 0.1), (4, 0.1))]
@@ -137,12 +119,15 @@ def test_the_share_of_updates_that_other_layers_lose(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
     model = Grouped(net, lambda out, y: CROSS_ENTROPY(out.float(), y))
     data = [(x.to(torch.bfloat16), y) for x, y in classes()]
-    (others,) = numbers("are lost to rounding (in other layers, #%)", said(tmp_path, model, data, "precision"))
+    verdict = verdict_of(tmp_path, model, data, "precision")
 
-    def lost(key):
-        return np.mean((model.after[key] == model.before[key])[model.grads[key] != 0])
+    def lost(layer):
+        keys = [f"{layer}.{name}" for name in ("weight", "bias")]
+        return max(np.mean((model.after[key] == model.before[key])[model.grads[key] != 0]) for key in keys)
 
-    assert others == round(100 * np.median([max(lost(f"net.{i}.weight"), lost(f"net.{i}.bias")) for i in (2, 4)]))
+    told = numbers("#% of its updates in bfloat16 are lost to rounding (in other layers, #%)", verdict.evidence)
+    others = np.median([lost(f"net.{i}") for i in (2, 4)])
+    assert told == [round(100 * lost(verdict.module)), round(100 * others)]
 
 
 class Root(nn.Module):
@@ -157,10 +142,8 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
     with torch.no_grad():
         model[0].bias.fill_(3.0)
     before = [p.detach().clone() for p in model[0].parameters()]
-    optimizer, monitor = (
-        torch.optim.SGD(model.parameters(), lr=1e-6),
-        HealthMonitor(every_n_steps=1, nonfinite=nonfinite),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    monitor = HealthMonitor(every_n_steps=1, nonfinite=nonfinite)
     x, y = classes()[0]
     with watch(model, optimizer, [monitor]) as run:
         for batch in (x / 100, 10 * x):
@@ -170,19 +153,17 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
                 optimizer.step()
     verdict = monitor.verdicts[0]
     assert (verdict.rule, verdict.module) == ("nonfinite", "1")
+    exact = nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before)).numpy()
+    counts = [(exact < 0).sum(), exact.size]
     if nonfinite == "exact":
-        count, values = numbers("(# of # values are NaN)", verdict.evidence)
-        exact = nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before)).numpy()
-        assert (count, values) == ((exact < 0).sum(), exact.size)
+        assert numbers("(# of # values are NaN)", verdict.evidence) == counts
         return
-    count, values, low, high, step = numbers(
+    told = numbers(
         "NaN appeared in # of # values of its output (forward); the output of the layer before it, '0', was finite "
         "(from # to #), at step #",
         verdict.evidence,
     )
-    exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()
-    assert (count, values, step) == ((exact < 0).sum(), exact.size, 1)
-    assert [low, high] == [shortened(end, 3) for end in (exact.min(), exact.max())]
+    assert told == [*counts, shortened(exact.min(), 3), shortened(exact.max(), 3), 1]
 
 
 class OfItsOwn(nn.Parameter):
