@@ -26,6 +26,11 @@ def convolutions():
     return nn.Sequential(*net, nn.Sigmoid())
 
 
+def lazy():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+
 class DefinesItsActivationLast(nn.Module):
     """One ReLU for pictures, whose second unit is dead, defined behind a layer of features."""
 
@@ -71,6 +76,7 @@ def assert_logged(folder, model, data, dim=1, **options):
 HALF = [batch.bfloat16() for batch in batches(4, 4)]
 TOKENS = {"data": [normal(2, 7, 4)] * 2, "dim": -1}
 CASES = {
+    "lazy layers, whose weights have no shape when the fit starts": (lazy, {"data": pictures(4, 4)}),
     "a ReLU that is defined last": (DefinesItsActivationLast, {"data": pictures(3, 2)}),
     "a convolutional net": (convolutions, {"data": pictures(3, 3, 3)}),
     "unequal micro-batches": (convolutions, {"data": pictures(3, 1, 4, 2), "accumulate_grad_batches": 2}),
@@ -109,9 +115,3 @@ def test_of_a_parameter_a_dead_unit_has_nothing_but_zeros_for_weights(tmp_path):
     assert found["net.2.weight"]["dead_fraction"] == pytest.approx(1 / 3)
     for name, values in found.items():
         assert_derived(values, [model.kept[name]], 0)
-
-
-def test_of_a_lazy_layer_whose_weight_has_no_shape_when_the_fit_starts(tmp_path):
-    torch.manual_seed(0)
-    model = Toy(nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)))
-    assert_logged(tmp_path, model, pictures(4, 4))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from callbacks.compiling import compiles
 from torch import nn
-from toys import EachStep, Toy, batches, events, fit, loader, mlp, scalars, trainer
+from toys import Toy, batches, events, fit, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger, Clamp, GradientLogger, Intervention, Noise, Scale, Zero
 
@@ -62,17 +62,11 @@ def test_noise_leaves_the_random_state_of_the_run_alone():
     assert torch.equal(state(Intervention(Noise(1.0), "net.0")), state())
 
 
-def zero_fractions(logger, *callbacks, data=None, **options):
-    """The logged share of zeros at every due step."""
-    kept = EachStep(logger)
-    fit(options.pop("folder"), Toy(mlp()), data or batches(*[4] * 5), *callbacks, kept, **options)
-    return [readings[0].statistics["zero_fraction"] for readings in kept.readings]
-
-
 def test_only_the_steps_that_are_named_are_changed(tmp_path):
-    logger = ActivationLogger("net.2", every_n_steps=1)
     edit = Intervention(Zero(), "net.2", first_step=1, last_step=3)
-    assert zero_fractions(logger, logger, edit, folder=tmp_path) == [0, 1, 1, 1, 0]
+    logger = ActivationLogger("net.2", statistics="zero_fraction", every_n_steps=1)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 5), logger, edit)
+    assert list(scalars(tmp_path)["activation_zero_fraction/net.2"].values()) == [0, 1, 1, 1, 0]
 
 
 def test_validation_can_be_changed_alone(tmp_path):
@@ -116,10 +110,8 @@ def test_a_module_that_is_never_called_is_an_error():
         def training_step(self, batch):
             return self.net[2](self.net[0](batch)).square().mean()
 
-    with pytest.raises(
-        LookupError,
-        match=r"the edit of the output was never applied to 'net\.1': no call to the module passed a tensor",
-    ):
+    said = r"the edit of the output was never applied to 'net\.1': no call to the module passed a tensor"
+    with pytest.raises(LookupError, match=said):
         fit(None, Skips(mlp()), batches(4), Intervention(Zero(), ["net.1", "net.2"]))
 
 

@@ -1,9 +1,8 @@
 """A tensor of any kind between the modules of a model is measured truly or named, and its neighbours are measured."""
 
-import warnings
-
 import pytest
 import torch
+from callbacks.heard import warnings_of
 from oracle import assert_true
 from torch import nn
 from torch.masked import masked_tensor
@@ -108,11 +107,8 @@ class Between(nn.Module):
 
 def run(folder, make, *watching):
     """Fits for two steps; returns the model and what was said of something that is switched off."""
-    model = Toy(Between(make))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(folder, model, batches(5, 5), *watching, limit_val_batches=1, num_sanity_val_steps=0)
-    said = [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
+    model, options = Toy(Between(make)), {"limit_val_batches": 1, "num_sanity_val_steps": 0}
+    said = warnings_of(lambda: fit(folder, model, batches(5, 5), *watching, **options))
     return model, [text for text in said if "is switched off from now on" in text]
 
 
@@ -161,7 +157,10 @@ def test_the_gradient_of_a_nested_output_is_measured_over_its_values(tmp_path):
     assert_true(reading.statistics, [values_in(arrived[-1])])
 
 
-@pytest.mark.parametrize("make", {**KINDS, **UNREAD, **NOTHING}.values(), ids={**KINDS, **UNREAD, **NOTHING})
+ALL = {**KINDS, **UNREAD, **NOTHING}
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_a_tensor_of_any_kind_switches_nothing_off_but_itself(tmp_path, make):
     pictures = [FeatureMapLogger("**", stage=stage, every_n_steps=1) for stage in ("train", "validate")]
     _, off = run(tmp_path, make, HealthMonitor("**", every_n_steps=1), *pictures, CAMLogger(every_n_steps=1))
@@ -173,7 +172,7 @@ def test_a_nested_tensor_is_named_as_no_picture(tmp_path):
         fit(tmp_path, Toy(Between(nested)), batches(5), FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
 
 
-@pytest.mark.parametrize("make", {**KINDS, **UNREAD, **NOTHING}.values(), ids={**KINDS, **UNREAD, **NOTHING})
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_what_was_captured_is_summed_up_whatever_its_kind(make):
     net = Between(make)
     with capture(net, "gives") as seen:
@@ -221,11 +220,9 @@ class Holds(nn.Module):
 @pytest.mark.parametrize(("make", "trained"), PARAMETERS.values(), ids=PARAMETERS)
 def test_a_parameter_of_any_kind_and_its_update_are_measured_over_their_values(tmp_path, make, trained):
     logger = ParameterLogger(statistics=["mean", "l2", "zero_fraction", "update_norm"], every_n_steps=1)
-    model = Toy(Holds(make, trained))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(tmp_path, model, batches(5, 5, 5), logger, HealthMonitor(every_n_steps=1))
-    assert [str(w.message) for w in caught if "is switched off" in str(w.message)] == []
+    model, monitor = Toy(Holds(make, trained)), HealthMonitor(every_n_steps=1)
+    said = warnings_of(lambda: fit(tmp_path, model, batches(5, 5, 5), logger, monitor))
+    assert not any("is switched off" in text for text in said)
     after = values_in(model.net.odd.detach()).double()
     measured = {reading.site.role: reading.statistics for reading in logger.readings if reading.site.name == "net.odd"}
     if after.numel():

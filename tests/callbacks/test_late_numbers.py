@@ -8,10 +8,9 @@ import pytest
 import torch
 from lateness import make_late
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from toys import Toy, batches, events, fit, mlp, records, scalars
+from toys import Toy, batches, events, fit, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
+from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
 
 STEPS = 8
 
@@ -72,21 +71,6 @@ def test_readings_after_a_step_are_those_of_that_step(tmp_path):
 
     fit(tmp_path, Toy(mlp()), batches(4, 5, 6), callback, Reads())
     assert seen == [4 * 8, 5 * 8, 6 * 8]
-
-
-def test_entries_keep_their_order_and_all_of_two_callbacks_and_two_loggers_are_there(tmp_path):
-    both = [
-        TensorBoardLogger(tmp_path / "tb", name=None, version=""),
-        CSVLogger(tmp_path / "csv", name=None, version=""),
-    ]
-    callbacks = [ActivationLogger(every_n_steps=1), GradientLogger(every_n_steps=1), ParameterLogger(every_n_steps=2)]
-    fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *callbacks, logger=both)
-    for kind in ("activation", "gradient"):
-        ours = [e.step for e in records(tmp_path / "tb") if any(v.tag.startswith(kind) for v in e.summary.value)]
-        assert ours == list(range(STEPS))
-    header, *rows = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
-    column = header.split(",").index("gradient_std/net.0")
-    assert len([row for row in rows if row.split(",")[column]]) == STEPS
 
 
 def test_a_fault_in_what_is_done_later_is_one_warning(tmp_path, monkeypatch):

@@ -3,18 +3,12 @@
 import gc
 import sys
 
-import pytest
-from health.looks import readings_of
-from health.runs import linear, noise, outputs, weights, without_weights
 from lateness import make_late
 from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.health import losses, run
-from hookboard.health.judge import Judge
-from hookboard.health.look import Look, Loss
-from hookboard.tracing.questions import RULES
 
 STEPS = 1000
 WARM = 200
@@ -32,12 +26,8 @@ class Held(Callback):
         if batch_idx >= WARM and batch_idx % 40 == 0:
             for callback in self.watching:  # what is not finished is held with reason
                 callback.finish()
-            self.blocks.append(held())
-
-
-def held():
-    gc.collect()
-    return sys.getallocatedblocks()
+            gc.collect()
+            self.blocks.append(sys.getallocatedblocks())
 
 
 def growth(blocks):
@@ -51,16 +41,11 @@ def growth(blocks):
     return min(second - first, last - second)
 
 
-@pytest.fixture
-def small_histories(monkeypatch):
-    """Bounded pasts are full after a few steps; the heat maps' columns are halved in the middle of each half."""
+def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
+    # Bounded pasts are full after a few steps; the heat maps' columns are halved in the middle of each half.
     monkeypatch.setattr(run, "COURSE_COLUMNS", 8)
     monkeypatch.setattr(losses, "RECENT_LOSSES", 64)
     monkeypatch.setattr(losses, "NOISE_BLOCKS", 8)
-
-
-@pytest.mark.usefixtures("small_histories")
-def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
     make_late(monkeypatch)
     options = {"every_n_steps": 2, "histogram": True}
     watching = [ActivationLogger(**options), GradientLogger(**options), ParameterLogger(**options)]
@@ -70,18 +55,3 @@ def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
     due_steps = (STEPS - WARM) // 3 // 2  # from one third to the next
     # What is bounded moves by up to some 130 blocks; whatever is kept of a due step has more than two.
     assert growth(first.blocks) < 2 * due_steps, first.blocks
-
-
-@pytest.mark.usefixtures("small_histories")
-def test_nothing_is_kept_of_a_look_by_all_rules():
-    layers = [linear("fc"), without_weights("relu"), linear("head")]
-    judge, blocks = Judge(list(RULES.values()), {layer.name: layer for layer in layers}, 3), []
-    for number in range(2_000):
-        rows = noise(8, seed=number, scale=3.0 if number % 7 == 0 else 1.0)
-        found = [outputs("fc", rows), outputs("relu", rows), *weights("fc", seed=number % 5)]
-        loss = Loss(number, number, 1.0 + (number % 11 == 0))
-        judge.see(Look(number, number, readings_of(found), [loss]))
-        _ = judge.verdicts
-        if number >= 500 and number % 50 == 0:
-            blocks.append(held())
-    assert growth(blocks) < 500 / 2, blocks
