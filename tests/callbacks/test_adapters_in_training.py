@@ -95,21 +95,3 @@ def test_how_far_steps_move_the_factors_is_not_judged(train, tmp_path, rate):
     net = Adapted()
     net.layers[2].requires_grad_(False)
     assert said(train(tmp_path, net, rate), "update_too_large", "update_too_small") == []
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-@both
-def test_adapters_of_peft_are_known(train, tmp_path):
-    peft = pytest.importorskip("peft")
-
-    class Wrapped(Adapted):
-        def __init__(self):
-            nn.Module.__init__(self)
-            inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
-            self.inner = peft.get_peft_model(inner, peft.LoraConfig(r=RANK, target_modules=["0"]))
-
-        def logits(self, x):
-            return self.inner(x)
-
-    torch.manual_seed(0)
-    assert said(train(tmp_path, Wrapped(), 1e-7), "update_too_large", "update_too_small") == []

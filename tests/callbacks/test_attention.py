@@ -3,7 +3,8 @@
 from contextlib import nullcontext
 
 import pytest
-from attending import WIDTH, ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
+from attending import ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
+from callbacks.heard import warnings_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -103,14 +104,10 @@ def test_the_training_is_the_same_bit_for_bit(tmp_path, precision):
 class Lowered(nn.Module):
     """Attention with a mask of torch whose class asks whether it was torch's present function that was called."""
 
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
     def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        bias = causal_lower_right(q.shape[-2], k.shape[-2])
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+        q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        bias = causal_lower_right(q.shape[-2], q.shape[-2])
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 def test_classes_that_compare_what_is_called_with_the_function_of_torch_run_as_they_do_alone(tmp_path):
@@ -125,13 +122,11 @@ def test_classes_that_compare_what_is_called_with_the_function_of_torch_run_as_t
 
 
 @pytest.mark.compiles
-def test_in_a_compiled_graph_it_is_not_seen_and_breaks_nothing(tmp_path, recwarn):
+def test_in_a_compiled_graph_it_is_not_seen_and_breaks_nothing(tmp_path):
     model = Predicts(language_model())
     model.net.compile(backend="aot_eager", fullgraph=True)
-    fit(tmp_path, model, counting(2), logger(), ActivationLogger(every_n_steps=1))
-    said = [str(one.message) for one in recwarn if "attention_logit" in str(one.message)]
-    assert len(said) == 1
-    assert "no call to scaled_dot_product_attention was seen" in said[0]
+    (said,) = warnings_of(lambda: fit(tmp_path, model, counting(2), logger(), ActivationLogger(every_n_steps=1)))
+    assert "the model: attention_logit: no call to scaled_dot_product_attention was seen" in said
 
 
 def test_a_module_that_is_not_selected_shows_nothing(tmp_path):
@@ -148,9 +143,8 @@ def test_a_fault_of_ours_is_one_warning(monkeypatch):
 
     monkeypatch.setattr(attention, "attention_numbers", fails)
     monitor, model = HealthMonitor(every_n_steps=1), Predicts(language_model())
-    with pytest.warns(UserWarning, match="no such luck") as said:
-        fit(None, model, counting(4), monitor)
-    assert sum("no such luck" in str(one.message) for one in said) == 2  # one for each layer
+    said = warnings_of(lambda: fit(None, model, counting(4), monitor))
+    assert sum("no such luck" in text for text in said) == 2  # one for each layer
     assert len(model.losses) == 4
 
 

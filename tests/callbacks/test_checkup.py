@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 from toys import events, scalars, trainer
 
-from hookboard import ActivationLogger, Checkup, HealthMonitor, HookboardWarning
+from hookboard import ActivationLogger, Checkup, HealthMonitor
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -103,21 +103,6 @@ def test_the_page_is_logged_and_written_as_text(tmp_path, caplog, precision):
     assert [found.rule for found in checkup.report.findings] == ["cannot_learn"]
     assert "ALARM cannot_learn" in page
     assert "    ALARM cannot_learn" in text
-
-
-def test_a_step_that_fails_when_it_runs_again_leaves_the_training_as_it_is(tmp_path):
-    class Fragile(Regression):
-        def training_step(self, batch, batch_idx):
-            if len(self.seen) > 5 and self.trainer.global_step == 0:
-                raise RuntimeError("only once")
-            return super().training_step(batch, batch_idx)
-
-    torch.manual_seed(0)
-    model, bare = Fragile(), made()
-    with pytest.warns(HookboardWarning, match="only once"):
-        trained(None, model, pairs(), Checkup(seconds=5))
-    trained(None, bare, pairs())
-    assert model.seen == bare.seen
 
 
 def test_manual_optimization_is_skipped_with_one_line(caplog):

@@ -135,22 +135,10 @@ def test_after_the_fit_a_compiled_model_runs_without_hooks(tmp_path):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-class CallsACompiledFunction(Toy):
-    """Its network runs inside a function that is compiled once for all models."""
-
-    def training_step(self, batch):
-        return run_compiled(self.net, batch).square().mean()
 
 
-@torch.compile(**BACKEND)
-def run_compiled(net, x):
-    return net(x)
 
 
-def test_a_function_compiled_and_run_before_the_fit_is_compiled_again(tmp_path):
-    model = CallsACompiledFunction(mlp())
-    run_compiled(model.net, batches(4)[0]).sum().backward()
-    assert [len(values) for values in watched(tmp_path, model)] == [3] * 8
 
 
 @dataclass

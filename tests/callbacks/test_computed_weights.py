@@ -57,13 +57,6 @@ def test_the_originals_are_logged_and_kernels_are_left_out(tmp_path, wrap, caplo
     assert "KernelLogger leaves out net.0: their weights are pruned or parametrized." in caplog.text
 
 
-def test_nothing_is_shown_of_computed_kernels_alone(tmp_path):
-    model = Toy(net())
-    parametrizations.weight_norm(model.net[0])
-    fit(tmp_path, model, pictures(), KernelLogger("net.0", every_n_steps=1))
-    assert list(images(tmp_path)) == []
-
-
 def test_what_a_parametrization_computes_with_belongs_to_the_layer_that_uses_it(tmp_path):
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
     nn.init.constant_(model[0].bias, -10.0)

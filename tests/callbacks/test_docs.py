@@ -88,8 +88,3 @@ def test_every_kind_of_tag_is_on_the_page_of_loggers():
     kinds |= {f"{each.kind}/" for each in OF_PICTURES if each.kind}
     page = (DOCS / "loggers.md").read_text()
     assert [kind for kind in sorted(kinds) if f"`{kind}" not in page] == []
-
-
-def test_every_callback_of_pictures_is_in_the_example_that_opens_their_page():
-    _, example, _ = (DOCS / "pictures.md").read_text().split("```", 2)
-    assert [each.__name__ for each in OF_PICTURES if f"{each.__name__}()" not in example] == []

@@ -146,10 +146,6 @@ def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
     assert "stopped training after step 7 because of nonfinite in net.0." in line
 
 
-def test_a_rule_can_be_named_by_its_dotted_path():
-    assert HealthMonitor(rules="toys.ALWAYS", stop_on="always").stop_on == "always"
-
-
 @pytest.mark.parametrize(
     ("rules", "asked"),
     [

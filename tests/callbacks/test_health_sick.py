@@ -76,25 +76,6 @@ def test_modules_that_use_weights_of_others_are_well():
     assert alarms_of(OwnsParameters(cut=False), batches(*[16] * 30)) == []
 
 
-class Critic(Toy):
-    """The bias of its last layer adds as much to both means: its gradient is 0."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        normed = [nn.utils.parametrizations.spectral_norm(nn.Linear(*sizes)) for sizes in ((4, 8), (8, 8), (8, 1))]
-        super().__init__(nn.Sequential(normed[0], nn.Tanh(), normed[1], nn.Tanh(), normed[2]))
-
-    def training_step(self, batch):
-        real, fake = self.net(batch).chunk(2)
-        return fake.mean() - real.mean()
-
-
-def test_a_bias_that_cancels_out_beside_a_weight_that_is_computed_is_well():
-    monitor = HealthMonitor(rules="no_gradient", every_n_steps=1)
-    fit(None, Critic(), batches(*[16] * 12), monitor)
-    assert monitor.verdicts == ()
-
-
 class Annealed(Toy):
     """Its second head counts by a weight in a buffer, which is 0 at first."""
 

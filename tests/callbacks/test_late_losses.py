@@ -90,14 +90,6 @@ def read(meter):
     return [(loss.step, loss.value) for loss in summed(parts, numbers.tolist())]
 
 
-def test_a_loss_that_is_one_number_of_a_large_tensor_does_not_keep_that_alive(device):
-    meter, large = LossMeter(), torch.ones(5000, device=CUDA)
-    meter.add(0, 0, large[7])
-    (part,) = meter._parts
-    assert part.loss.untyped_storage().nbytes() == 4
-    assert read(meter) == [(0, 1.0)]
-
-
 def test_a_loss_that_is_changed_in_place_later_is_known_as_it_was(device):
     meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
     meter.add(0, 0, loss)

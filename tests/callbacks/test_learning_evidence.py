@@ -362,19 +362,6 @@ def test_where_the_loss_had_been_before_a_spike_and_whether_to_clip_gradients(tm
     assert ("clip gradients" in verdict.advice) is (limit is None)
 
 
-def test_large_steps_of_lbfgs_that_learns_are_well(tmp_path):
-    made = torch.Generator().manual_seed(0)
-    x = torch.randn(64, 8, generator=made)
-    data = [(x, (x @ torch.arange(8.0))[:, None])] * 40
-    model = Recorded(
-        sized(linear(8, 16), nn.Tanh, linear(16, 1)), nn.functional.mse_loss, rate=0.5, optimizer=torch.optim.LBFGS
-    )
-    monitor = HealthMonitor(every_n_steps=2)
-    fit(tmp_path, model, data, monitor)
-    assert model.losses[-1] < 0.01 * model.losses[0]
-    assert [verdict.rule for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
-
-
 # What a verdict adds on the loss
 
 
