@@ -80,6 +80,10 @@ def in_place(x, bad):
     return (x * 1).div_(torch.tensor(0.0 if bad else 1.0))
 
 
+def root_of_zero(x, bad):
+    return torch.sqrt(x * (0 if bad else 1)) + x if bad else torch.sqrt(x * 0 + 1) + x
+
+
 def overflow(x, bad):
     return x * 1e38 * 1e3 if bad else x
 
@@ -244,9 +248,7 @@ def test_weights_spoiled_by_the_optimizer_belong_to_the_step_before():
 
 def test_nothing_is_said_of_a_loss_that_the_user_goes_back_from_himself():
     class Jumps(Toy):
-        def __init__(self, net):
-            super().__init__(net)
-            self.automatic_optimization = False
+        automatic_optimization = False
 
         def training_step(self, batch, batch_idx):
             loss, optimizer = self.net(batch).square().mean(), self.optimizers()
@@ -263,6 +265,18 @@ def test_nothing_is_said_of_a_loss_that_the_user_goes_back_from_himself():
     assert "loss of that step" not in event.evidence
 
 
+def test_gradients_that_are_not_finite_are_found_where_the_user_goes_back_himself():
+    class Alone(Toy):
+        automatic_optimization = False
+
+        def training_step(self, batch):
+            self.net(batch).square().mean().backward()
+            self.optimizers().step()
+
+    event = only_event(Alone(calling(root_of_zero)), marked_at(2))
+    assert (event.during, event.step) == ("backward", 2)
+
+
 def test_weights_spoiled_before_the_first_step():
     net = mlp()
     net[2].bias.data[1] = math.nan
@@ -270,23 +284,7 @@ def test_weights_spoiled_before_the_first_step():
     assert (event.module, event.during, event.step) == ("net.2", "start", 0)
 
 
-def test_a_weight_that_only_gradients_show_is_named():
-    class Spoils(Toy):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            if batch_idx == 1:
-                self.net[2].weight.data[0] = math.inf
-
-    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))
-    event = only_event(Spoils(net, lambda y: y.neg().exp().mean()), batches(*[8] * 4))
-    assert (event.module, event.during, event.step) == ("net.2", "optimizer", 1)
-    assert "'net.2.weight' is not finite (4 of 8 values are Inf)" in event.evidence
-
-
 # Gradients.
-
-
-def root_of_zero(x, bad):
-    return torch.sqrt(x * (0 if bad else 1)) + x if bad else torch.sqrt(x * 0 + 1) + x
 
 
 def test_a_gradient_that_is_not_finite_is_found_before_the_optimizer_steps():
@@ -390,13 +388,6 @@ def test_the_run_is_the_same_with_and_without(kind, during):
 def test_accumulation_names_the_batch():
     event = events_of(Keeps(calling(logarithm)), marked_at(2, 6), accumulate_grad_batches=2)[0]
     assert (event.step, event.batch_idx) == (1, 2)
-
-
-def test_the_place_is_known_before_anomaly_detection_raises():
-    box = Box()
-    with pytest.raises(RuntimeError), pytest.warns(UserWarning):  # noqa: PT030 - torch words them
-        fit(None, Toy(calling(logarithm)), marked_at(1), box, detect_anomaly=True)
-    assert "log()" in box.box.events[0].evidence
 
 
 def under_a_scaler(model, data, **options):

@@ -1,9 +1,7 @@
 """The docstrings are LightningCLI's help: every argument is there, and equal arguments are explained in equal words."""
 
-import ast
 import inspect
 import re
-import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from hookboard.model.sites import ROLES, Site
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-FUNCTIONS = [name for name in hookboard.__all__ if inspect.isfunction(getattr(hookboard, name))]
 
 OWN = re.compile(r" (Default|Here)\b.*")
 """Where the words that all callbacks share end, and those about one callback begin."""
@@ -57,25 +54,6 @@ def test_every_statistic_is_in_the_docstrings(name):
     words = {*re.findall(r"\w+", documented(name)["statistics"])}
     own = UPDATES if name == "ParameterLogger" else ()
     assert {*FORMULAS, *DERIVED, *own} - words == set()
-
-
-def named_defaults(function):
-    """The arguments whose default has a name in the source, which is all that the site shows of it."""
-    args = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].args
-    with_default = args.args[len(args.args) - len(args.defaults) :] + args.kwonlyargs
-    defaults = zip(with_default, args.defaults + args.kw_defaults, strict=True)
-    return [arg.arg for arg, default in defaults if default and any(isinstance(n, ast.Name) for n in ast.walk(default))]
-
-
-@pytest.mark.parametrize("name", [*CALLBACKS, *FUNCTIONS])
-def test_a_default_that_has_a_name_in_the_source_is_said_in_the_docstring(name):
-    given = getattr(hookboard, name)
-    for argument in named_defaults(given.__init__ if inspect.isclass(given) else given):
-        default = inspect.signature(given).parameters[argument].default
-        said = documented(name)[argument].partition("Default: ")[2]
-        assert re.findall(r"\w+", said.replace(" and ", " ")) == (
-            list(default) if isinstance(default, tuple) else [f"{default:g}"]
-        )
 
 
 OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(hookboard, name), PictureLogger)]

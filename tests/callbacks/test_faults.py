@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger
 from toys import Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, Rule, Statistic
@@ -46,35 +45,6 @@ def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, watc
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), watching)
     assert run.global_step == 3
     assert any(said in str(warning.message) for warning in shown)
-
-
-class Numbers(Logger):
-    """A logger of another kind: it takes numbers alone."""
-
-    name, version = "numbers", 0
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def log_metrics(self, metrics, step=None):
-        self.rows.append((step, metrics))
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
-
-
-def test_a_logger_that_takes_no_histogram_gets_the_scalars_and_it_is_said_once(tmp_path):
-    logger = Numbers()
-    callbacks = ActivationLogger("net.0", histogram=True), GradientLogger("net.0", histogram=True)
-    with pytest.warns(
-        UserWarning, match="ActivationLogger and GradientLogger: Numbers does not support histograms"
-    ) as said:
-        fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks, logger=logger)
-    assert len([w for w in said if "hookboard" in str(w.message)]) == 1
-    mine = [(step, row) for step, row in logger.rows if "loss" not in row]
-    assert [step for step, _ in mine] == [0, 1]
-    assert all({"activation_std/net.0", "gradient_std/net.0"} <= row.keys() for _, row in mine)
 
 
 @pytest.mark.filterwarnings("ignore:hookboard. ActivationLogger. 1 of 2 sites")
