@@ -20,6 +20,15 @@ from hookboard import (
 )
 
 
+class Does(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 class Odd(nn.Module):
     """Every way of not being measured."""
 
@@ -31,10 +40,8 @@ class Odd(nn.Module):
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
         self.teacher = nn.Linear(4, 4)
         self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
-        self.argmax = ArgMax()
-        self.describe = Describe()
+        self.argmax, self.describe, self.empty = Does(lambda x: x.argmax(-1)), Does(str), Does(lambda x: x[:0])
         self.scripted = torch.jit.script(nn.Linear(4, 4))
-        self.empty = Empty()
 
     def forward(self, x):
         self.describe(self.argmax(self.frozen(x)))
@@ -43,21 +50,6 @@ class Odd(nn.Module):
         self.empty(x)
         y = self.scripted(self.called_directly.forward(self.used(x)))
         return self.attention(y[None], y[None], y[None])[0]
-
-
-class ArgMax(nn.Module):
-    def forward(self, x):
-        return x.argmax(-1)
-
-
-class Describe(nn.Module):
-    def forward(self, x):
-        return f"{x}"
-
-
-class Empty(nn.Module):
-    def forward(self, x):
-        return x[:0]
 
 
 def causes(message):
@@ -116,28 +108,21 @@ def test_weights_that_attention_uses_itself_are_a_gap_only_if_they_are_named(tmp
 
 
 def test_parameters_without_a_gradient_or_an_update_are_named(tmp_path):
-    class TwoHeads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.frozen = nn.Linear(4, 4).requires_grad_(False)
-
+    class LeavesOneOut(nn.Sequential):
         def forward(self, x):
-            return self.body(self.frozen(x))
-
-    class TrainsThatRequireIt(Toy):
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+            return self[0](self[1](x))
 
     gradients = GradientLogger(roles="parameter_grad", every_n_steps=1)
-    model = TrainsThatRequireIt(TwoHeads())
+    model = Toy(LeavesOneOut(nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)))
+    trained = [*model.net[0].parameters(), *model.net[2].parameters()]
+    model.configure_optimizers = lambda: torch.optim.SGD(trained, lr=0.1)
     of_gradients, of_updates = warnings_of(
         lambda: fit(tmp_path, model, batches(4), gradients, ParameterLogger(every_n_steps=1))
     )
-    assert causes(of_gradients).keys() == {f"net.{m}.{p}" for m in ("unused", "frozen") for p in ("weight", "bias")}
-    assert "frozen" in causes(of_gradients)["net.frozen.bias"]
-    assert "received no gradient" in causes(of_gradients)["net.unused.bias"]
-    assert causes(of_updates).keys() == {"net.frozen.weight", "net.frozen.bias"}
+    assert causes(of_gradients).keys() == {"net.1.weight", "net.1.bias", "net.2.weight", "net.2.bias"}
+    assert "frozen" in causes(of_gradients)["net.1.bias"]
+    assert "received no gradient" in causes(of_gradients)["net.2.bias"]
+    assert causes(of_updates).keys() == {"net.1.weight", "net.1.bias"}
 
 
 @pytest.mark.parametrize("kind", ["no logger", "fast_dev_run"])
@@ -152,19 +137,15 @@ def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, kind, 
     assert "ActivationLogger measures nothing" in lines[0]
 
 
-class Layers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+@pytest.mark.parametrize(("modules", "named"), [(None, [1, 2, 3]), (["net.1", "net.2"], [1, 2])])
+def test_no_module_is_named_that_was_measured_or_not_selected(tmp_path, modules, named):
+    class CallsItsFirst(nn.Sequential):
+        def forward(self, x):
+            return self[0](x)
 
-    def forward(self, x):
-        return self.layers[0](x)
-
-
-@pytest.mark.parametrize(("modules", "numbers"), [(None, (1, 2, 3)), (["net.layers.1", "net.layers.2"], (1, 2))])
-def test_no_module_is_named_that_was_measured_or_not_selected(tmp_path, modules, numbers):
-    (said,) = warnings_of(lambda: fit(tmp_path, Toy(Layers()), batches(4), ActivationLogger(modules)))
-    assert list(causes(said)) == [f"net.layers.{number}" for number in numbers]
+    model = Toy(CallsItsFirst(*[nn.Linear(4, 4) for _ in range(4)]))
+    (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4), ActivationLogger(modules)))
+    assert list(causes(said)) == [f"net.{number}" for number in named]
 
 
 NOTHING_DUE = [

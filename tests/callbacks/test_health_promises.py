@@ -224,7 +224,6 @@ class Twice(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
         self.shared, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
         self.same, self.calls = self.shared, 0
 
@@ -244,14 +243,12 @@ def test_modules_that_are_shared_called_twice_and_in_another_order_have_the_rows
 
 
 def test_units_that_are_copies_of_each_other_are_said_in_a_real_training():
-    model = Toy(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
-    with torch.no_grad():
-        for layer in (model.net[0], model.net[2]):
-            layer.weight.copy_(layer.weight[:1].expand_as(layer.weight))
-            layer.bias.zero_()
-        model.net[2].weight.fill_(0.3)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    for layer in (net[0], net[2]):
+        nn.init.constant_(layer.weight, 0.3)
+        nn.init.zeros_(layer.bias)
     monitor = HealthMonitor(rules="symmetric_units")
-    fit(None, model, batches(*[16] * 6), monitor)
+    fit(None, Toy(net), batches(*[16] * 6), monitor)
     assert ("symmetric_units", "net.0") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
 
 

@@ -203,18 +203,16 @@ PARAMETERS = {
 }
 
 
-class Holds(nn.Module):
-    """A layer, and beside it a parameter of some kind."""
+class Holds(nn.Linear):
+    """A layer with a parameter of some kind."""
 
     def __init__(self, make, trained):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.odd = nn.Linear(4, 3), nn.Parameter(make(), requires_grad=trained)
-        self.before = None
+        super().__init__(4, 3)
+        self.odd, self.before = nn.Parameter(make(), requires_grad=trained), None
 
     def forward(self, x):
         self.before = values_in(self.odd.detach()).double()
-        return self.layer(x) + (values_in(self.odd).sum() if self.odd.requires_grad else 0)
+        return super().forward(x) + (values_in(self.odd).sum() if self.odd.requires_grad else 0)
 
 
 @pytest.mark.parametrize(("make", "trained"), PARAMETERS.values(), ids=PARAMETERS)
