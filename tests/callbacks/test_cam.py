@@ -1,7 +1,5 @@
 """CAMLogger in a validation: the right layer, the right class, the right map."""
 
-import copy
-import pickle
 import random
 from collections import OrderedDict
 
@@ -390,18 +388,3 @@ def test_the_model_is_found_if_its_forward_is_set_on_the_instance(tmp_path):
     callback = Keeps(every_n_steps=1)
     fit(tmp_path, SetsForward(), data(), callback, **VALIDATED)
     assert callback.seen.scores.shape == (4, 3)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_model_that_is_copied_or_saved_during_the_shown_batch_has_maps_and_its_copy_works(copied, tmp_path):
-    class Copies(Classifier):
-        def validation_step(self, batch):
-            self.copy = [copied(self.net)]
-            self.copy[0](batch[0])
-            super().validation_step(batch)
-
-    callback = Keeps(every_n_steps=1)
-    model = Copies(cnn())
-    fit(tmp_path, model, data(), callback, **VALIDATED)
-    assert callback.seen.scores.shape == (4, 5)
-    assert torch.equal(model.copy[0](data()[0][0]), model.net.eval()(data()[0][0]))

@@ -31,20 +31,6 @@ def lazy():
     return nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
 
 
-class DefinesItsActivationLast(nn.Module):
-    """One ReLU for pictures, whose second unit is dead, defined behind a layer of features."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.head, self.relu = nn.Conv2d(3, 4, 3), nn.Linear(64, 3), nn.ReLU()
-        with torch.no_grad():
-            self.conv.bias[1] = -100
-
-    def forward(self, x):
-        return self.head(self.relu(self.conv(x)).flatten(1))
-
-
 def tokens():
     """Its channels stand in the last dimension."""
     torch.manual_seed(0)
@@ -77,7 +63,6 @@ HALF = [batch.bfloat16() for batch in batches(4, 4)]
 TOKENS = {"data": [normal(2, 7, 4)] * 2, "dim": -1}
 CASES = {
     "lazy layers, whose weights have no shape when the fit starts": (lazy, {"data": pictures(4, 4)}),
-    "a ReLU that is defined last": (DefinesItsActivationLast, {"data": pictures(3, 2)}),
     "a convolutional net": (convolutions, {"data": pictures(3, 3, 3)}),
     "unequal micro-batches": (convolutions, {"data": pictures(3, 1, 4, 2), "accumulate_grad_batches": 2}),
     "tokens, whose channels are the last dimension": (tokens, TOKENS),

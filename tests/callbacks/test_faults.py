@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from toys import Toy, batches, events, fit, mlp, scalars
+from toys import Toy, batches, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, Rule, Statistic
 
@@ -59,16 +59,3 @@ def test_a_tensor_under_vmap_switches_the_site_off_alone(tmp_path):
         run = fit(tmp_path, Mapped(net), batches(4, 4), ActivationLogger(every_n_steps=1))
     assert run.global_step == 2
     assert list(scalars(tmp_path)["activation_mean/net.1"]) == [0, 1]
-
-
-def test_a_forward_under_inference_mode_is_measured_like_any_other(tmp_path):
-    class Teaches(Toy):
-        def training_step(self, batch):
-            with torch.inference_mode():
-                self.net(batch)
-            return super().training_step(batch)
-
-    logger = ActivationLogger("net.0", every_n_steps=1, histogram=True)
-    fit(tmp_path, Teaches(mlp()), batches(4, 4), logger)
-    assert logger.readings[0].moments.count == 2 * 4 * 8
-    assert len(events(tmp_path).Histograms("activations/net.0")) == 2

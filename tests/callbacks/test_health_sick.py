@@ -50,32 +50,6 @@ def test_a_norm_whose_input_an_epsilon_outweighs_still_uses_the_statistics_of_it
     assert [verdict for verdict in monitor.verdicts if "running statistics" in verdict.evidence] == []
 
 
-class OwnsParameters(Toy):
-    """The model itself has a parameter, and its attention uses the weights of its projection itself."""
-
-    def __init__(self, cut):
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(4, 3))
-        self.place = nn.Parameter(torch.randn(1, 4))
-        self.attention = nn.MultiheadAttention(4, 2)
-        self.first = nn.Linear(4, 4)
-        self.cut = cut
-
-    def training_step(self, batch):
-        x = self.first(batch) + self.place
-        x = self.attention(x, x, x)[0]
-        return mean_square(self.net(x.detach() if self.cut else x))
-
-
-def test_one_cut_is_one_alarm_whatever_modules_do_with_their_weights():
-    found = alarms_of(OwnsParameters(cut=True), batches(*[16] * 30))
-    assert [rule for rule, _ in found] == ["no_gradient"]
-
-
-def test_modules_that_use_weights_of_others_are_well():
-    assert alarms_of(OwnsParameters(cut=False), batches(*[16] * 30)) == []
-
-
 class Annealed(Toy):
     """Its second head counts by a weight in a buffer, which is 0 at first."""
 

@@ -15,7 +15,6 @@ from hookboard import (
     FeatureMapLogger,
     GradientLogger,
     HealthMonitor,
-    HookboardWarning,
     ParameterLogger,
     Scale,
     capture,
@@ -165,11 +164,6 @@ def test_a_tensor_of_any_kind_switches_nothing_off_but_itself(tmp_path, make):
     pictures = [FeatureMapLogger("**", stage=stage, every_n_steps=1) for stage in ("train", "validate")]
     _, off = run(tmp_path, make, HealthMonitor("**", every_n_steps=1), *pictures, CAMLogger(every_n_steps=1))
     assert [text for text in off if "'net.gives'" not in text] == []
-
-
-def test_a_nested_tensor_is_named_as_no_picture(tmp_path):
-    with pytest.warns(HookboardWarning, match="a nested tensor cannot be drawn"):
-        fit(tmp_path, Toy(Between(nested)), batches(5), FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)

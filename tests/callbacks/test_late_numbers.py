@@ -84,19 +84,6 @@ def test_a_fault_in_what_is_done_later_is_one_warning(tmp_path, monkeypatch):
     assert run.global_step == STEPS
 
 
-def test_an_evaluation_is_written_when_it_has_ended(tmp_path):
-    callback, seen = ActivationLogger("net.0", stages="validate"), []
-
-    class Looks(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            seen.append(len(callback._pending))
-
-    run = fit(tmp_path, Toy(mlp()), batches(4, 4), callback, Looks(), limit_val_batches=2)
-    assert run.global_step == 2
-    assert set(seen) == {0}
-    assert "validate_activation_mean/net.0" in scalars(tmp_path)
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
 def test_a_copy_made_amid_the_fit_has_the_readings_of_its_own(tmp_path, copied):
     callback, copies = ActivationLogger("net.0", every_n_steps=1), []

@@ -1,11 +1,9 @@
 """The monitor writes the loss of each step that it measures, which the tab draws where the model logs none."""
 
 import pytest
-import torch
-from torch.utils.tensorboard import SummaryWriter
 from toys import RecordsLoss, batches, fit, mlp, scalars
 
-from hookboard import HealthMonitor, watch
+from hookboard import HealthMonitor
 from hookboard.board.folders import open_folders
 
 pytestmark = pytest.mark.trains
@@ -33,18 +31,3 @@ def test_the_loss_of_each_measured_step_is_written_and_drawn_where_the_model_log
 def test_a_loss_that_the_model_logs_is_drawn_instead(tmp_path):
     fit(tmp_path, RecordsLoss(mlp()), batches(*[4] * 8), HealthMonitor(every_n_steps=4), log_every_n_steps=1)
     assert drawn(tmp_path)["tag"] == "loss"
-
-
-def test_a_loop_of_the_users_own_has_a_curve_too(tmp_path):
-    model, losses = mlp(), []
-    optimizer, writer = torch.optim.SGD(model.parameters(), lr=0.01), SummaryWriter(tmp_path)
-    with watch(model, optimizer, HealthMonitor(every_n_steps=4), writer) as run:
-        for batch in batches(*[4] * 8):
-            with run.step(batch):
-                loss = model(batch).square().mean()
-                loss.backward()
-                losses.append(loss.item())
-                optimizer.step()
-                optimizer.zero_grad()
-    writer.close()
-    assert drawn(tmp_path)["values"] == [losses[step] for step in (0, 3, 7)]
