@@ -3,12 +3,12 @@
 from contextlib import nullcontext
 
 import pytest
-from attending import ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
+from attending import Predicts, counting, heads_of, language_model, recorded_calls
 from callbacks.heard import warnings_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
-from toys import fit, fit_in_transformers, scalars
+from toys import fit, scalars
 
 from hookboard import ActivationLogger, HealthMonitor
 from hookboard.measure import attention
@@ -150,32 +150,19 @@ def test_a_fault_of_ours_is_one_warning(monkeypatch):
 
 # What HealthMonitor says
 
-FAULTY = {"is_normalized": False, "rate": 0.3}
-WELL = [{"is_normalized": False, "rate": 3e-3}, {"is_normalized": True, "rate": 0.01}]
 
-
-def in_lightning(folder, is_normalized, rate):
+def verdicts_of(is_normalized, rate):
     monitor = HealthMonitor(every_n_steps=4)
     fit(None, Predicts(language_model(is_normalized), rate), counting(80), monitor)
-    return monitor
+    return monitor.verdicts
 
 
-def in_transformers(folder, is_normalized, rate):
-    monitor = HealthMonitor(every_n_steps=4)
-    constant = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.01}
-    model = ForTransformers(language_model(is_normalized))
-    fit_in_transformers(folder, model, counting(80), monitor, learning_rate=rate, **constant)
-    return monitor
-
-
-@pytest.mark.parametrize("run", [in_lightning, in_transformers])
-def test_logits_that_grow_are_named_with_what_keeps_them_small(tmp_path, run):
-    found = [verdict for verdict in run(tmp_path, **FAULTY).verdicts if verdict.rule == "activation_scale"]
+def test_logits_that_grow_are_named_with_what_keeps_them_small():
+    found = [verdict for verdict in verdicts_of(is_normalized=False, rate=0.3) if verdict.rule == "activation_scale"]
     assert {verdict.module for verdict in found} == {*NAMES}
     assert all("QK norm" in one.advice or one.follows_from == ("update_too_large", "") for one in found)
 
 
-@pytest.mark.parametrize("run", [in_lightning, in_transformers])
-@pytest.mark.parametrize("setting", WELL, ids=["lower rate", "QK norm"])
-def test_where_they_stay_small_nothing_is_said(tmp_path, run, setting):
-    assert not run(tmp_path, **setting).verdicts
+@pytest.mark.parametrize(("is_normalized", "rate"), [(False, 3e-3), (True, 0.01)], ids=["lower rate", "QK norm"])
+def test_where_they_stay_small_nothing_is_said(is_normalized, rate):
+    assert not verdicts_of(is_normalized, rate)

@@ -1,8 +1,6 @@
 """Numbers that are read at the end of the next batch, as of a GPU or with several ranks: in order, none is lost."""
 
-import copy
 import errno
-import pickle
 
 import pytest
 import torch
@@ -82,20 +80,6 @@ def test_a_fault_in_what_is_done_later_is_one_warning(tmp_path, monkeypatch):
         run = fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), ActivationLogger(every_n_steps=1))
     assert len([w for w in said if w.category is HookboardWarning]) == 1
     assert run.global_step == STEPS
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
-def test_a_copy_made_amid_the_fit_has_the_readings_of_its_own(tmp_path, copied):
-    callback, copies = ActivationLogger("net.0", every_n_steps=1), []
-
-    class Copies(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            copies.append(copied(callback))
-
-    fit(tmp_path, Toy(mlp()), batches(4, 5), callback, Copies())
-    assert [one.readings[0].moments.count for one in copies] == [4 * 8, 5 * 8]
-    fit(tmp_path / "again", Toy(mlp()), batches(6), copies[0])
-    assert copies[0].readings[0].moments.count == 6 * 8
 
 
 def test_the_monitor_says_and_ends_what_it_does_where_nothing_is_late(tmp_path, monkeypatch):

@@ -1,15 +1,12 @@
 """What the device has to do for hookboard in steps that are not due: nothing."""
 
 import sys
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
+from callbacks.test_waits import NEVER, PICTURES, VALIDATED, Adam, classifier, convolutional, device, scaled, train
 from pretended import Operations
-
-sys.path.append(str(Path(__file__).parent))
-from test_waits import NEVER, PICTURES, VALIDATED, Adam, classifier, convolutional, device, scaled, train
 from toys import Toy, batches, mlp
 
 import hookboard
