@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torchvision.models as zoo
 from classifiers import classifier
 from toys import Toy, events, loader, trainer
 
@@ -42,19 +41,5 @@ def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, fami
     assert 1 <= len(tags) - 1 <= 16
 
 
-OTHERS = {
-    zoo.segmentation.lraspp_mobilenet_v3_large: ({}, torch.randn(2, 3, 64, 64)),
-    zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn: (
-        {"min_size": 64, "max_size": 64},
-        [torch.rand(3, 64, 64), torch.rand(3, 48, 64)],
-    ),
-}
 
 
-@pytest.mark.parametrize("make", OTHERS)
-def test_a_model_without_scores_has_feature_maps_and_is_told_why_no_class_activation_map(tmp_path, make):
-    options, data = OTHERS[make]
-    net = make(weights=None, weights_backbone=None, **options)
-    with pytest.warns(UserWarning, match="CAMLogger .* no module took pictures"):
-        tags = shown(tmp_path, net, data, FeatureMapLogger(), CAMLogger())
-    assert len(tags) == 16

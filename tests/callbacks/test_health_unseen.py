@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
 from toys import Toy, batches, encoder, fit, mlp, sequences
 
@@ -11,24 +10,17 @@ from hookboard import HealthMonitor
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the start of training")
 
 
-class Student(LightningModule):
+class Student(Toy):
     """Learns what a frozen encoder says."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
         self.teacher = encoder().eval().requires_grad_(False)
-        self.student = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
 
     def training_step(self, batch):
         with torch.no_grad():
             taught = self.teacher(batch)
-        return (self.student(batch) - taught).square().mean()
-
-    def validation_step(self, batch):
-        self.student(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return (self.net(batch) - taught).square().mean()
 
 
 class Attends(nn.Module):
@@ -55,18 +47,15 @@ class Fickle(nn.Module):
         return self.second(x) if self.calls > 2 else x
 
 
-class Holds(LightningModule):
+class Holds(Toy):
     """Weights of its own and in a list, which nobody calls."""
 
     def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 4)
+        super().__init__(nn.Linear(4, 4))
         self.scale, self.shifts = nn.Parameter(torch.ones(4)), nn.ParameterList([torch.zeros(4)])
 
     def training_step(self, batch):
-        return self.head(batch * self.scale + self.shifts[0]).square().mean()
-
-    validation_step, configure_optimizers = training_step, Student.configure_optimizers
+        return super().training_step(batch * self.scale + self.shifts[0])
 
 
 @pytest.fixture
@@ -77,19 +66,21 @@ def lines(monkeypatch):
     return said
 
 
-def judged(model, data, *modules):
-    fit(None, model, data, HealthMonitor(*modules), log_every_n_steps=1, max_epochs=1)
+@pytest.fixture
+def judged(lines):
+    """Trains with a monitor; returns what it said last, in one line."""
+
+    def train(model, data, *modules):
+        fit(None, model, data, HealthMonitor(*modules))
+        return " ".join(lines[-1].split())
+
+    return train
 
 
-def in_one_line(text):
-    return " ".join(text.split())
-
-
-def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_and_named_with_the_cause(lines):
+def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_and_named_with_the_cause(judged):
     model = Student()
-    judged(model, sequences(*[4] * 6))
+    said = judged(model, sequences(*[4] * 6))
     below = [n for n, m in model.teacher.named_modules() if n.count(".") >= 2 and not isinstance(m, nn.ModuleList)]
-    said = in_one_line(lines[-1])
     assert f"in 3 layers, measured 6 times from step 0 to 5; {len(below)} more layers produced no output." in said
     assert (
         "In the measured steps, no output was seen from "
@@ -98,15 +89,8 @@ def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_an
     assert "torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation)." in said
 
 
-def test_nothing_is_said_of_the_weights_that_attention_uses_itself_and_they_are_measured(lines):
-    judged(Toy(Attends()), sequences(*[4] * 6))
-    assert "in 3 layers, measured 6 times from step 0 to 5." in lines[-1]
-    assert "o output" not in lines[-1]
-
-
-def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_selects_it(lines):
-    judged(Toy(Attends()), sequences(*[4] * 6), ["net.attention", "net.attention.*", "net.head"])
-    said = in_one_line(lines[-1])
+def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_selects_it(judged):
+    said = judged(Toy(Attends()), sequences(*[4] * 6), ["net.attention", "net.attention.*", "net.head"])
     assert "in 2 layers, measured 6 times from step 0 to 5; 1 more layer produced no output." in said
     assert (
         "In the measured steps, no output was seen from "
@@ -115,16 +99,20 @@ def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_sel
     assert "its parent uses the weights directly, as nn.MultiheadAttention does" in said
 
 
-def test_nothing_is_said_of_weights_that_no_module_is_called_for(lines):
-    judged(Holds(), batches(*[8] * 6))
-    assert "in 3 layers, measured 6 times from step 0 to 5." in lines[-1]
-    assert "o output" not in lines[-1]
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(Toy(Attends()), sequences(*[4] * 6)), (Holds(), batches(*[8] * 6))],
+    ids=["weights that attention uses itself", "weights of no module that is called"],
+)
+def test_nothing_is_said_of_weights_that_are_used_and_measured_all_the_same(judged, model, data):
+    said = judged(model, data)
+    assert "in 3 layers, measured 6 times from step 0 to 5." in said
+    assert "o output" not in said
 
 
 @pytest.mark.parametrize("net", [mlp, Fickle], ids=["all at each look", "one at later looks alone"])
-def test_nothing_is_said_of_layers_that_gave_an_output_at_any_look(lines, net):
-    judged(Toy(net()), batches(*[8] * 6))
-    assert "o output" not in lines[-1]
+def test_nothing_is_said_of_layers_that_gave_an_output_at_any_look(judged, net):
+    assert "o output" not in judged(Toy(net()), batches(*[8] * 6))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")

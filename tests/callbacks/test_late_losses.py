@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from pretended import CUDA, Pretended
-from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
@@ -50,25 +49,6 @@ def test_only_the_first_loss_that_is_not_finite_is_told():
     monitor = HealthMonitor(nonfinite="late", rules="nonfinite", every_n_steps=2)
     fit(None, Skips(mlp()), spoiled_at(3, 4, 9), monitor)
     assert told(monitor) == [(3, 3, "alarm")]
-
-
-class Roots(nn.Module):
-    """Gives finite values whose gradient is not, in one call."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at, self.calls = at, 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x + (0 * x).sqrt() if self.calls - 1 == self.at else x
-
-
-def test_gradients_that_are_not_finite_are_told_at_a_look():
-    monitor = HealthMonitor(nonfinite="late", rules="nonfinite", every_n_steps=1, audit=False)
-    fit(None, Toy(nn.Sequential(nn.Linear(4, 4), Roots(at=2), nn.Linear(4, 2))), batches(*[8] * 6), monitor)
-    assert [(since, batch_idx) for since, batch_idx, _ in told(monitor)] == [(2, 2)]
-    assert "backward" in monitor.verdicts[0].evidence
 
 
 def test_a_nan_that_the_host_reads_late_ends_the_fit_at_the_next_look():
