@@ -222,19 +222,15 @@ class EveryState(Callback):
     def __init__(self):
         self.states = []
 
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        self.keep(pl_module)
-
-    def on_validation_end(self, trainer, pl_module):
-        self.keep(pl_module)
-
-    def keep(self, model):
+    def on_train_batch_end(self, trainer, model, *args):
         parameters = list(model.parameters())
         gradients = [p.grad for p in parameters if p.grad is not None]
         tensors = [*model.state_dict().values(), *gradients, torch.get_rng_state()]
         modes = [module.training for module in model.modules()], [p.requires_grad for p in parameters]
         drawn = random.getstate(), np.random.get_state()[1].tolist()
         self.states.append(([tensor.tolist() for tensor in tensors], modes, drawn))
+
+    on_validation_end = on_train_batch_end
 
 
 class DropsInValidation(Classifier):

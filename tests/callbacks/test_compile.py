@@ -135,12 +135,6 @@ def test_after_the_fit_a_compiled_model_runs_without_hooks(tmp_path):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-
-
-
-
-
-
 @dataclass
 class Tripled:
     x: torch.Tensor

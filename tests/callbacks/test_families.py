@@ -39,7 +39,3 @@ def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, fami
     (cam,) = [tag for tag in tags if tag.startswith("cam/")]
     assert cam == f"cam/net.{layer}/grad_cam"
     assert 1 <= len(tags) - 1 <= 16
-
-
-
-

@@ -132,8 +132,6 @@ def test_weights_that_are_updated_by_hand_are_not_said_to_rest(caplog):
     assert any("No problems found in 3 layers" in one for one in caplog.messages)
 
 
-
-
 def test_a_weight_whose_gradient_is_assigned_is_not_said_to_be_cut_off():
     model = net()
     model.share = nn.Parameter(torch.ones(2))
