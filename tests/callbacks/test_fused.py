@@ -91,12 +91,3 @@ def test_nothing_stays_on_the_layers(tmp_path):
     with pytest.warns(HookboardWarning, match="an nn.TransformerEncoderLayer, and all inside it, as one operation"):
         fit(tmp_path, model, sequences(3, 3), ActivationLogger(every_n_steps=1), HealthMonitor(), limit_val_batches=1)
     assert hooked(model) == []
-
-
-@pytest.mark.compiles
-def test_a_layer_that_is_compiled_is_measured_in_its_graph():
-    model = Student(norm_first=False)
-    model.student.layers[0].compile(backend="aot_eager")
-    watch = ActivationLogger("student.layers.0.linear1", every_n_steps=1)
-    fit(None, model, sequences(3, 3), watch)
-    assert [reading.moments.count for reading in watch.readings] == [3 * 5 * 16]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from callbacks.test_waits import NEVER, PICTURES, VALIDATED, Adam, classifier, convolutional, device, scaled, train
+from callbacks.test_waits import NEVER, PICTURES, VALIDATED, Adam, classifier, convolutional, device, train
 from pretended import Operations
 from toys import Toy, batches, mlp
 
@@ -96,19 +96,6 @@ def test_nothing_is_launched_in_training_steps_for_pictures_of_validation(tmp_pa
     model = marked(classifier(), launched)
     train(tmp_path, device, CAMLogger("net.1", every_n_steps=NEVER), model=model, data=PICTURES, **VALIDATED)
     assert launched[model.marks[FIRST] : model.marks[-2]] == []
-
-
-def test_under_a_scaler_only_the_loss_is_unscaled_and_copied(tmp_path, device, launched):
-    model = marked(Toy(mlp()), launched)
-    train(
-        tmp_path,
-        device,
-        HealthMonitor(every_n_steps=NEVER, audit=False),
-        model=model,
-        data=batches(*[8] * 8),
-        **scaled(),
-    )
-    assert {name for name, _ in launched[model.marks[FIRST] : model.marks[-2]]} <= {"div", "clone"}
 
 
 def test_what_is_launched_in_a_due_step_is_seen(tmp_path, device, launched):
