@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from callbacks.heard import warnings_of
+from callbacks.user_program import Does
 from torch import nn
 from toys import Toy, batches, fit, mlp
 
@@ -18,15 +19,6 @@ from hookboard import (
     Scale,
     watch,
 )
-
-
-class Does(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class Odd(nn.Module):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from callbacks.heard import warnings_of
+from callbacks.user_program import Does
 from oracle import assert_true
 from torch import nn
 from torch.masked import masked_tensor
@@ -68,20 +69,6 @@ def values_in(tensor):
     return tensor.flatten()
 
 
-class Gives(nn.Module):
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-
-    def forward(self, x):
-        return self.make(x)
-
-
-class Takes(nn.Module):
-    def forward(self, given):
-        return None
-
-
 NAMES = ("net.first", "net.gives", "net.last")
 
 
@@ -91,7 +78,12 @@ class Between(nn.Module):
     def __init__(self, make):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.gives, self.takes, self.last = nn.Linear(4, 4), Gives(make), Takes(), nn.Linear(4, 3)
+        self.first, self.gives, self.takes, self.last = (
+            nn.Linear(4, 4),
+            Does(make),
+            Does(lambda given: None),
+            nn.Linear(4, 3),
+        )
         self.kept = {}
 
     def forward(self, x):
