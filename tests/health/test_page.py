@@ -17,7 +17,7 @@ from hookboard.health.page import (
     table_of,
     values_of,
 )
-from hookboard.health.report import Card, alarm_text, cards_of, caveat, closing, folded_verdicts, headline
+from hookboard.health.report import alarm_text, caveat, closing, folded_verdicts, headline
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
