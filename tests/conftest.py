@@ -278,7 +278,6 @@ THOROUGH = (
     "measure/test_triton.py",
     "ranks/test_apart.py",
     "ranks/test_drifted.py",
-    "ranks/test_hugging_face.py",
     "ranks/test_judged.py",
     "ranks/test_left.py",
     "ranks/test_looped.py",

@@ -4,8 +4,10 @@ CASE is one of `CASES`. Saves the verdicts of rank 0, and the RMS of each weight
 """
 
 import copy
+import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -14,7 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from toys import trainer
+from toys import fit_in_transformers, trainer
 
 from hookboard import HealthMonitor, watch
 
@@ -23,7 +25,9 @@ SPOILED_AFTER = 3
 APART = ["a weight changes on one rank", "each rank trains alone", "each rank begins with its own"]
 OWN = ["experts", "experts that begin alike", "experts that overflow", "experts that are added up", "split by hand"]
 MEANT = ["healthy", "frozen in part", "ignored by DDP", "split into stages", *OWN]
-CASES = [*APART, *MEANT]
+IN_TRANSFORMERS = ["healthy in transformers", "a weight changes on one rank in transformers"]
+HAS_TRANSFORMERS = all(map(importlib.util.find_spec, ["transformers", "accelerate"]))
+CASES = [*APART, *MEANT, *(IN_TRANSFORMERS if HAS_TRANSFORMERS else [])]
 
 
 class Net(nn.Module):
@@ -47,6 +51,22 @@ class Stage(nn.Module):
 
     def forward(self, x):
         return self.get_submodule(self.name)(x)
+
+
+class ForTransformers(nn.Module):
+    """Has a layer that it does not run, which DDP looks for."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.net, self.unused, self.calls = Net(), nn.Linear(4, 4), 0
+        self.spoils = case.startswith("a weight changes") and dist.get_rank() == 1
+
+    def forward(self, x):
+        if self.spoils and self.calls == SPOILED_AFTER:
+            with torch.no_grad():
+                self.net.head.weight.mul_(3.4)
+        self.calls += 1
+        return {"loss": self.net(x).square().mean()}
 
 
 class Model(LightningModule):
@@ -80,6 +100,16 @@ def in_a_trainer(folder, case, monitor):
     return model.net
 
 
+def in_transformers(folder, case, monitor):
+    model = ForTransformers(case)
+    options = {"ddp_backend": "gloo", "ddp_find_unused_parameters": True, "learning_rate": 0.01}
+    everyones = torch.stack([batches(rank) for rank in range(dist.get_world_size())], 1).flatten(0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit_in_transformers(Path(folder) / f"{case}.{dist.get_rank()}", model, list(everyones), monitor, **options)
+    return model.net
+
+
 def is_own(case, name):
     """Whether each rank has gradients of its own under this name."""
     has_gradients_of_all = case == "experts that are added up" and name == "head.bias"
@@ -92,12 +122,10 @@ def in_a_bare_loop(folder, case, monitor):
     net = Net(seed=rank if case == "each rank begins with its own" else 0)
     if case == "split into stages":
         net = Stage(rank)
-    if case in ("experts", "experts that overflow", "experts that are added up"):
+    if case in OWN and case != "experts that begin alike":
         torch.manual_seed(rank)
         net.head = nn.Linear(16, 4)
     if case == "split by hand":
-        torch.manual_seed(rank)
-        net.head = nn.Linear(16, 4)
         nn.init.zeros_(net.head.bias)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with watch(net, optimizer, monitor, log_every_n_steps=1) as run:
@@ -122,11 +150,13 @@ def in_a_bare_loop(folder, case, monitor):
 
 def main(folder, *cases):
     rank, size = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE"))
+    os.environ["RANK"] = str(rank)  # which Accelerate asks for
     dist.init_process_group("gloo", rank=rank, world_size=size)
     for case in cases:
         monitor = HealthMonitor(every_n_steps=1)
         is_of_lightning = case in ("a weight changes on one rank", "healthy", "frozen in part", "ignored by DDP")
-        net = (in_a_trainer if is_of_lightning else in_a_bare_loop)(folder, case, monitor)
+        loop = in_transformers if case in IN_TRANSFORMERS else in_a_trainer if is_of_lightning else in_a_bare_loop
+        net = loop(folder, case, monitor)
         rms = {name: float(p.detach().double().square().mean().sqrt()) for name, p in net.named_parameters()}
         everyones = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, rms)

@@ -1,9 +1,10 @@
 """Trains with a HealthMonitor on two ranks, or on one that sees the data of both, and saves what it says.
 
-python judged.py FOLDER DEVICES STRATEGY CASE ...
+python judged.py FOLDER DEVICES STRATEGY:CASE ...
 
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism: both ranks see all the data). CASE is
-one of `CASES`. Everything is in float64, so that both trainings are the same but for rounding.
+one of `CASES`, or `resumed`: the training of `dead` in two parts, of which the second begins with the checkpoint of the
+first. Everything is in float64, so that both trainings are the same but for rounding.
 """
 
 import math
@@ -11,10 +12,11 @@ import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -26,7 +28,7 @@ from hookboard import HealthMonitor, HookboardWarning, Rule
 from hookboard.base.ranks import local
 from hookboard.health.page import Page
 
-EACH = 64
+EACH, CUT = 64, 7
 CASES = (
     "healthy",
     "dead",
@@ -48,6 +50,9 @@ CASES = (
 BARE = ("healthy", "dead")
 """What is trained without a monitor, too."""
 
+SPLIT = ("healthy", "dead", "dead on rank 0", "rare", "nan")
+"""What is trained in parts of layers and of weights, too."""
+
 
 def steps_of(case):
     return 80 if case == "spike" else 14  # a spike needs a history
@@ -65,16 +70,8 @@ class Model(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.case = case
-        self.net = nn.Sequential(
-            nn.Linear(8, 16),
-            nn.ReLU(),
-            nn.Linear(16, 16),
-            nn.ReLU(),
-            nn.Linear(16, 16),
-            nn.ReLU(),
-            Poison(),
-            nn.Linear(16, 4),
-        ).double()
+        hidden = [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()]
+        self.net = nn.Sequential(*hidden, Poison(), nn.Linear(16, 4)).double()
         with torch.no_grad():
             if case in ("dead", "stop", "broken page and stop"):
                 self.net[2].bias.fill_(-50.0)
@@ -123,11 +120,11 @@ def batch_of(case, step, rank):
 
 
 class Data(IterableDataset):
-    def __init__(self, case, is_whole):
-        self.case, self.is_whole = case, is_whole
+    def __init__(self, case, is_whole, start):
+        self.case, self.is_whole, self.start = case, is_whole, start
 
     def __iter__(self):
-        for step in range(steps_of(self.case)):
+        for step in range(self.start, steps_of(self.case)):
             ranks = (0, 1) if self.is_whole else (dist.get_rank(),)
             parts = [batch_of(self.case, step, rank) for rank in ranks]
             yield tuple(torch.cat(each) for each in zip(*parts, strict=True))
@@ -180,20 +177,20 @@ def monitor_of(case, looks):
     return monitor
 
 
-def fit(model, devices, strategy, *callbacks):
+def fit(model, devices, strategy, *callbacks, start=0, ckpt_path=None):
     strategies = {
         "fsdp": lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
         "tensor": lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
     }
     options = {"devices": devices, "strategy": strategies.get(strategy, lambda: strategy)()}
     run = trainer(None, *callbacks, use_distributed_sampler=False, **options)
-    data = Data(model.case, is_whole=devices == 1 or strategy == "tensor")
-    run.fit(model, DataLoader(data, batch_size=None))
+    data = Data(model.case, devices == 1 or strategy == "tensor", start)
+    run.fit(model, DataLoader(data, batch_size=None), ckpt_path=ckpt_path)
     return run.global_step
 
 
 def train(case, devices, strategy):
-    """The verdicts, the looks, the warnings, the number of steps, and the weights of this rank, bit by bit."""
+    """What this rank has seen and said, and its weights."""
     looks, model = [], Model(case)
     monitor = monitor_of(case, looks)
     page = BrokenPage() if case.startswith("broken page") else nullcontext()
@@ -201,28 +198,53 @@ def train(case, devices, strategy):
         warnings.simplefilter("always", HookboardWarning)
         steps = fit(model, devices, strategy, monitor)
     texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
-    return monitor.verdicts, looks, texts, steps, bits_of(model)
+    losses = [(one.step, one.value) for one in monitor._run.losses.recent] if model.global_rank == 0 else []
+    kept = {"verdicts": monitor.verdicts, "looks": looks, "losses": losses, "said": texts, "steps": steps}
+    return SimpleNamespace(**kept, weights=bits_of(model))
 
 
 def bits_of(model):
+    """The weights of this rank, bit by bit."""
     return {name: local(value).detach().view(torch.int64).clone() for name, value in model.named_parameters()}
 
 
 def train_bare(case, devices, strategy):
-    """The weights of this rank after the same training without a monitor, bit by bit."""
+    """The weights of this rank after the same training without a monitor."""
     model = Model(case)
     fit(model, devices, strategy)
     return bits_of(model)
 
 
-def main(folder, devices, strategy, *cases):
+class Stops(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == CUT - 1:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+def train_in_two_parts(path, devices, strategy):
+    """The verdicts at the end."""
+    fit(Model("dead"), devices, strategy, monitor_of("dead", []), Stops(path))
+    monitor = monitor_of("dead", [])
+    fit(Model("dead"), devices, strategy, monitor, start=CUT, ckpt_path=path)
+    return monitor.verdicts
+
+
+def main(folder, devices, *jobs):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for case in cases:
-        print(case, file=sys.stderr, flush=True)
-        kept = train(case, int(devices), strategy)
-        bare = train_bare(case, int(devices), strategy) if case in BARE else None
-        torch.save((*kept, bare), Path(folder) / f"{case}.{dist.get_rank() if dist.is_initialized() else 0}")
+    for job in jobs:
+        print(job, file=sys.stderr, flush=True)
+        strategy, case = job.split(":")
+        if case == "resumed":
+            kept = train_in_two_parts(Path(folder) / f"{strategy}.checkpoint", int(devices), strategy)
+        else:
+            kept = train(case, int(devices), strategy)
+            kept.bare = train_bare(case, int(devices), strategy) if case in BARE else None
+        torch.save(kept, Path(folder) / f"{job}.{dist.get_rank() if dist.is_initialized() else 0}")
 
 
 if __name__ == "__main__":

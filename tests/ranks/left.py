@@ -1,6 +1,6 @@
 """Trains on two ranks that do not wait for each other, the second of them in trouble; saves what the first saw.
 
-python left.py FOLDER CASE
+python left.py FOLDER CASE ...
 
 They look at every eighth step. CASE is what rank 1 does in the third of them: it `raises`, `dies` or is `stuck`; or its
 monitor is `broken` in the middle of a look; or its epochs are `shorter`, by two steps, and there are two of them, each
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,8 +58,9 @@ class Model(Toy):
         return super().training_step(batch)
 
 
-def break_at(looks):
-    """Have the monitor of this rank fail after so many looks."""
+@contextmanager
+def broken_at(looks):
+    """Inside, the monitor of this rank fails after so many looks."""
     summed, seen = health_monitor.summed, []
 
     def broken(*given):
@@ -69,6 +70,8 @@ def break_at(looks):
         return summed(*given)
 
     health_monitor.summed = broken
+    yield
+    health_monitor.summed = summed
 
 
 class Asks(Callback):
@@ -100,22 +103,18 @@ def wait_for(path):
         time.sleep(0.1)
 
 
-def main(folder, case):
-    folder = Path(folder)
-    torch.set_num_threads(1)
-    # At each batch rank 0 tells the others whether it has been asked to end.
-    TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
-    ranks.ANSWER_TIMEOUT = timedelta(seconds=PATIENCE if case == "stuck" else 60.0)
+def train(folder, case):
+    folder.mkdir(exist_ok=True)
+    ranks.ANSWER_TIMEOUT = timedelta(seconds=PATIENCE if case in ("stuck", "shorter") else 60.0)
     monitor, clock = HealthMonitor(every_n_steps=EVERY, window=1), Clock()
     activations = ActivationLogger(every_n_steps=EVERY)
     asks = Asks(activations)
     is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
-    if case == "broken" and is_second:
-        break_at(AT // EVERY)
+    fault = broken_at(AT // EVERY) if case == "broken" and is_second else nullcontext()
     options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "limit_val_batches": 1.0}
     callbacks = [clock, activations, monitor, *([asks] if case == "asked" else [])]
     run = trainer(folder, *callbacks, max_epochs=2 if is_shorter else 1, **options)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as said, fault:
         warnings.simplefilter("always", HookboardWarning)
         steps = STEPS - 2 if is_shorter and is_second else STEPS
         data, other = (DataLoader(torch.randn(4 * n, 4), batch_size=4) for n in (steps, 1))
@@ -130,6 +129,14 @@ def main(folder, case):
     (folder / f"saving.{rank}").rename(folder / f"left.{rank}")
     if case not in ("dies", "stuck"):
         wait_for(folder / f"left.{1 - rank}")
+
+
+def main(folder, *cases):
+    torch.set_num_threads(1)
+    # At each batch rank 0 tells the others whether it has been asked to end.
+    TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
+    for case in cases:
+        train(Path(folder) / case, case)
 
 
 if __name__ == "__main__":

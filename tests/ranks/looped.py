@@ -15,13 +15,11 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision as FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
+from same_logs import everything
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from same_logs import everything
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, for_transformers, watch
@@ -79,19 +77,23 @@ def in_a_trainer(folder, loop, callbacks):
     fit(folder, model, data_of(RANK, not evaluates), *callbacks, use_distributed_sampler=False, **options)
 
 
+def train(fabric, model, optimizer, folder, callbacks):
+    with SummaryWriter(folder) as writer, watch(model, optimizer, callbacks, writer, log_every_n_steps=1) as run:
+        for batch in data_of(RANK):
+            with run.step(batch):
+                loss = model(batch)
+                loss.backward() if fabric is None else fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def in_a_bare_loop(folder, loop, callbacks):
     model = Plain()
     if loop == "fsdp":
         shard(model.net)
     else:
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with SummaryWriter(folder) as writer, watch(model, optimizer, callbacks, writer, log_every_n_steps=1) as run:
-        for batch in data_of(RANK):
-            with run.step(batch):
-                model(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+    train(None, model, torch.optim.SGD(model.parameters(), lr=0.01), folder, callbacks)
 
 
 def in_fabric(folder, loop, callbacks):
@@ -99,13 +101,7 @@ def in_fabric(folder, loop, callbacks):
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=plugins)
     fabric.launch()
     model = Plain()
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    with SummaryWriter(folder) as writer, watch(model, optimizer, callbacks, writer, log_every_n_steps=1) as run:
-        for batch in data_of(RANK):
-            with run.step(batch):
-                fabric.backward(model(batch))
-                optimizer.step()
-                optimizer.zero_grad()
+    train(fabric, *fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01)), folder, callbacks)
 
 
 def in_transformers(folder, loop, callbacks):

@@ -1,16 +1,14 @@
 """Weights that should be alike on all ranks and are not are an alarm; what is meant to differ is none."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from drifted import APART, CASES, MEANT, SPOILED_AFTER
+from ranks.drifted import APART, CASES, HAS_TRANSFORMERS, IN_TRANSFORMERS, MEANT, SPOILED_AFTER
 
 pytestmark = pytest.mark.spawns
+needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers or accelerate is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +21,7 @@ def trained(run_script, tmp_path_factory):
     return {case: ([v for v in said if v.rule == "ranks_differ"], rms) for case, (said, rms) in saved.items()}
 
 
-@pytest.mark.parametrize("case", MEANT)
+@pytest.mark.parametrize("case", [*MEANT, pytest.param(IN_TRANSFORMERS[0], marks=needs_transformers)])
 def test_nothing_is_said_where_weights_are_alike_or_meant_to_differ(trained, case):
     assert trained[case][0] == []
 
@@ -37,6 +35,12 @@ def test_a_weight_that_changes_on_one_rank_is_an_alarm_with_its_rms(trained):
     )
     wanted = [each["head.weight"] for each in rms[:2]]
     assert list(map(float, found.groups())) == pytest.approx(wanted, rel=0.006)
+
+
+@needs_transformers
+def test_a_weight_that_changes_on_one_rank_is_an_alarm_in_transformers_too(trained):
+    (verdict,), _ = trained[IN_TRANSFORMERS[1]]
+    assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "net.head", SPOILED_AFTER)
 
 
 @pytest.mark.parametrize(("case", "reason"), [(APART[1], ", and so do its gradients"), (APART[2], "")])

@@ -1,32 +1,28 @@
 """On two ranks, callbacks log and say in loops without a Lightning Trainer what they do in one."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
+from ranks.strategies import HAS_FSDP, needs_fsdp
 from same_logs import assert_equal, logged
 
 pytestmark = pytest.mark.spawns
 
-SCRIPT = Path(__file__).with_name("looped.py")
-
-needs_fsdp = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"), reason="the FSDP2 of this torch does not run on CPUs"
-)
+HAS_TRANSFORMERS = all(map(importlib.util.find_spec, ["transformers", "accelerate"]))
+LOOPS = ["trainer", "ddp", "fabric", "trainer_fp16", "fabric_fp16", *(["trainer_fsdp", "fsdp"] if HAS_FSDP else [])]
+LOOPS += ["transformers", "transformers_evaluates", "trainer_evaluates"] if HAS_TRANSFORMERS else []
+needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers or accelerate is not installed")
 
 
 @pytest.fixture(scope="module")
-def ran(run_script, tmp_path_factory):
-    """What makes the runs of some loops, each once: the folder of their logs."""
+def folder(run_script, tmp_path_factory):
+    """The folder with the logs of all loops."""
     folder = tmp_path_factory.mktemp("looped")
-
-    def ran(*loops):
-        missing = [loop for loop in loops if not (folder / f"{loop}.0").exists()]
-        done = run_script(SCRIPT, folder, *missing, ranks=2)
-        assert done.returncode == 0, done.stderr
-        return folder
-
-    return ran
+    done = run_script(Path(__file__).with_name("looped.py"), folder, *LOOPS, ranks=2)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 PAIRS = [("ddp", "trainer"), ("fabric", "trainer"), pytest.param("fsdp", "trainer_fsdp", marks=needs_fsdp)]
@@ -45,13 +41,12 @@ def said(folder, loop):
 
 
 @pytest.mark.parametrize(("mine", "theirs"), PAIRS)
-def test_a_loop_logs_and_says_what_a_trainer_does(ran, mine, theirs):
-    folder = ran(mine, theirs)
+def test_a_loop_logs_and_says_what_a_trainer_does(folder, mine, theirs):
     assert_equal(logged_but_of_the_alarm(folder / mine / "0"), logged_but_of_the_alarm(folder / theirs / "0"))
     assert said(folder, mine) == said(folder, theirs) == [("alarm", "nonfinite", "net.0", LAST)]
 
 
-def test_fabric_in_half_precision_logs_what_a_trainer_does_but_for_inputs(ran):
+def test_fabric_in_half_precision_logs_what_a_trainer_does_but_for_inputs(folder):
     changed = ("input_mean/net.0", "input_std/net.0", "input_abs_max/net.0", "inputs/net.0")  # Fabric converts inputs
 
     def but_for_inputs(loop):
@@ -60,27 +55,19 @@ def test_fabric_in_half_precision_logs_what_a_trainer_does_but_for_inputs(ran):
         last = [tag for (step, tag), _ in found if step == LAST and tag.startswith(("health/", "hookboard/health"))]
         return {at: value for at, value in found if at[1] not in changed and not (at[0] == LAST and at[1] in last)}
 
-    folder = ran("fabric_fp16", "trainer_fp16")
     assert_equal(but_for_inputs("fabric_fp16"), but_for_inputs("trainer_fp16"))
     assert [(rule, since) for _, rule, _, since in said(folder, "fabric_fp16")] == [("nonfinite", LAST)]
 
 
-def test_transformers_logs_and_says_what_a_lightning_trainer_does(ran):
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    folder = ran("transformers", "trainer")
+@needs_transformers
+def test_transformers_logs_and_says_what_a_lightning_trainer_does(folder):
     mine = logged_but_of_the_alarm(folder / "transformers" / "0" / "hookboard")
     assert_equal(mine, logged_but_of_the_alarm(folder / "trainer" / "0"))
     assert said(folder, "transformers") == said(folder, "trainer")
 
 
-def test_an_evaluation_in_transformers_is_logged_as_a_validation_of_a_lightning_trainer(ran):
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    folder = ran("transformers_evaluates", "trainer_evaluates")
-    mine, theirs = (
-        logged(folder / "transformers_evaluates" / "0" / "hookboard"),
-        logged(folder / "trainer_evaluates" / "0"),
-    )
+@needs_transformers
+def test_an_evaluation_in_transformers_is_logged_as_a_validation_of_a_lightning_trainer(folder):
+    mine = logged(folder / "transformers_evaluates" / "0" / "hookboard")
     assert any(tag.startswith("validate_activation_mean/") for _, tag in mine)
-    assert_equal(mine, theirs)
+    assert_equal(mine, logged(folder / "trainer_evaluates" / "0"))

@@ -1,23 +1,16 @@
 """A fit of two processes that is continued finds what one without a break does."""
 
-from pathlib import Path
-
 import pytest
-import torch
-
-SCRIPT = Path(__file__).with_name("resumed.py")
-
-HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
-NEEDS_FSDP = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch does not run on CPUs")
+from ranks.strategies import needs_fsdp
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=NEEDS_FSDP)])
-def test_two_processes_go_on(strategy, run_script, tmp_path):
-    done = run_script(SCRIPT, tmp_path, strategy, ranks=2)
-    assert done.returncode == 0, done.stderr
-    whole, resumed = torch.load(tmp_path / "said.0")
-    assert ("dead_units", "net.2", 0) in [verdict[1:4] for verdict in whole]
-    assert [(verdict[0], *verdict[1:3]) for verdict in resumed if verdict[1] == "dead_units"] == [
-        (verdict[0], *verdict[1:3]) for verdict in whole if verdict[1] == "dead_units"
-    ]
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=needs_fsdp)])
+def test_two_processes_go_on(strategy, together):
+    whole, resumed = together[f"{strategy}:dead"][0].verdicts, together[f"{strategy}:resumed"][0]
+    assert ("dead_units", "net.2", 0) in [(one.rule, one.module, one.since) for one in whole]
+    mine, theirs = (
+        [(one.severity, one.rule, one.module) for one in verdicts if one.rule == "dead_units"]
+        for verdicts in (resumed, whole)
+    )
+    assert mine == theirs

@@ -1,23 +1,16 @@
 """Two real processes must log what one process logs on the data of both."""
 
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
+from ranks.strategies import HAS_FSDP, needs_fsdp
 from toys import events, scalars
 
 pytestmark = pytest.mark.spawns
 
-SCRIPT = Path(__file__).with_name("train.py")
 STEPS = 3
-
-
-class Kept(NamedTuple):
-    """What one rank has read."""
-
-    steps: list
-    validation: dict
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +18,7 @@ def start(run_script):
     """What makes runs of train.py on some devices, with a process for each if `ranks` is not given."""
 
     def start(folder, devices, *runs, ranks=None):
-        done = run_script(SCRIPT, devices, folder, *runs, ranks=ranks or devices)
+        done = run_script(Path(__file__).with_name("train.py"), devices, folder, *runs, ranks=ranks or devices)
         assert done.returncode == 0, done.stderr
 
     return start
@@ -34,7 +27,10 @@ def start(run_script):
 def read_by(folder, run, ranks=2):
     """The readings of each rank, by site."""
     saved = [torch.load(folder / f"{run}.{rank}", weights_only=False) for rank in range(ranks)]
-    return [Kept([by_site(step) for step in steps], by_site(validation)) for steps, validation in saved]
+    return [
+        SimpleNamespace(steps=[by_site(step) for step in steps], validation=by_site(validation))
+        for steps, validation in saved
+    ]
 
 
 def by_site(readings):
@@ -42,10 +38,6 @@ def by_site(readings):
 
 
 DDP, SPAWN = "ddp_find_unused_parameters_true", "ddp_spawn_find_unused_parameters_true"
-
-
-HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
-needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="the FSDP2 of this torch does not run on CPUs")
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +52,9 @@ def alone(start, tmp_path_factory):
 def together(start, tmp_path_factory):
     """The folder with all runs of two processes that one script starts."""
     folder = tmp_path_factory.mktemp("together")
-    of_ddp = [
-        f"{DDP}:sync",
-        f"{DDP}:compiled",
-        f"{DDP}:alone",
-        f"{DDP}:faults",
-        f"{DDP}:replaced",
-        f"{DDP}:unequal",
-        "ddp:pictures",
-    ]
-    start(
-        folder,
-        2,
-        *of_ddp,
-        "tensor:sharded",
-        *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []),
-    )
+    runs = [f"{DDP}:{how}" for how in ("sync", "compiled", "alone", "faults", "replaced", "unequal")]
+    runs += ["ddp:pictures", "ddp:headed", "ddp:collective", "tensor:sharded"]
+    start(folder, 2, *runs, *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []))
     return folder
 
 
@@ -203,26 +182,17 @@ def test_sharded_parameters_are_measured_as_a_whole(together, whole):
         assert all(reading.statistics["update_norm"] > 0 for reading in moved)
 
 
-@pytest.fixture(scope="module")
-def tensor_parallel(together):
-    return read_by(together, "tensor:sharded")[0].steps
-
-
-def test_what_tensor_parallelism_splits_is_measured_as_a_whole(tensor_parallel, whole):
-    assert len(tensor_parallel) == STEPS
-    for mine, theirs in zip(tensor_parallel, whole, strict=True):
+def test_what_tensor_parallelism_splits_is_measured_as_a_whole_and_equal_plain_tensors_count_on_each(together, whole):
+    steps = read_by(together, "tensor:sharded")[0].steps
+    assert len(steps) == STEPS
+    for mine, theirs in zip(steps, whole, strict=True):
         assert mine.keys() == theirs.keys()
-        for site, reading in theirs.items():
-            if site.name not in ("net.squash", "net.ways"):
-                assert_same(mine[site], reading, rel=1e-4)
-
-
-def test_what_tensor_parallel_ranks_hold_as_equal_plain_tensors_counts_on_each(tensor_parallel, whole):
-    for mine, theirs in zip(tensor_parallel, whole, strict=True):
         for site, reading in theirs.items():
             if site.name == "net.squash":
                 assert mine[site].statistics["mean"] == pytest.approx(reading.statistics["mean"], rel=1e-4)
                 assert mine[site].moments.count == 2 * reading.moments.count
+            elif site.name != "net.ways":
+                assert_same(mine[site], reading, rel=1e-4)
 
 
 def pictures(folder):
@@ -247,21 +217,13 @@ def test_a_module_that_one_rank_replaces_hangs_nobody_and_is_measured_on(togethe
             assert counts["output"] == counts["grad_output"] > 0
 
 
-@pytest.fixture(scope="module")
-def headed(start, tmp_path_factory):
-    """The folder with runs of two processes whose classifier is `forward` of the LightningModule."""
-    folder = tmp_path_factory.mktemp("headed")
-    start(folder, 2, "ddp:headed", "ddp:collective")
-    return folder
+def test_maps_are_of_the_forward_of_the_lightning_module_also_where_lightning_redirects_it(together):
+    assert "cam/net.1/grad_cam" in pictures(together / "ddp:headed.events")
+    assert torch.load(together / "ddp:headed.0")[0] == []
 
 
-def test_maps_are_of_the_forward_of_the_lightning_module_also_where_lightning_redirects_it(headed):
-    assert "cam/net.1/grad_cam" in pictures(headed / "ddp:headed.events")
-    assert torch.load(headed / "ddp:headed.0")[0] == []
-
-
-def test_a_classifier_that_talks_to_the_other_ranks_has_no_maps_and_one_warning_says_why(headed):
-    of_each = [torch.load(headed / f"ddp:collective.{rank}") for rank in range(2)]
+def test_a_classifier_that_talks_to_the_other_ranks_has_no_maps_and_one_warning_says_why(together):
+    of_each = [torch.load(together / f"ddp:collective.{rank}") for rank in range(2)]
     (said,), nothing = [said for said, _ in of_each]
     assert "this model's forward pass communicates with the other ranks" in said
     assert nothing == []

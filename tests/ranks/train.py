@@ -106,29 +106,22 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-class Pictures(LightningModule):
+def loss_of(scores: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long))
+
+
+class Pictures(toys.Toy):
     """A classifier of the same pictures on every rank."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
-        )
+        features = [nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)]
+        super().__init__(nn.Sequential(*features, nn.Flatten(), nn.Linear(4, 5)), loss_of)
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch), torch.zeros(len(batch), dtype=torch.long))
-
-    def validation_step(self, batch: Tensor) -> None:
-        self.net(batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Headed(Pictures):
@@ -143,7 +136,7 @@ class Headed(Pictures):
         return self.head(self.net(pictures).flatten(1))
 
     def training_step(self, batch: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self(batch), torch.zeros(len(batch), dtype=torch.long))
+        return loss_of(self(batch))
 
     def validation_step(self, batch: Tensor) -> None:
         self(batch)
