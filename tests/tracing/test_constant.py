@@ -41,7 +41,6 @@ def searched(loss, target):
 
 
 KNOWN = {
-    "a squared error": (mse_loss, REAL),
     "one by hand, summed": (lambda o, t: (o - t).pow(2).sum(), REAL),
     "twice a squared error": (lambda o, t: 2 * mse_loss(o, t, reduction="sum") / len(t), REAL),
     "a binary cross entropy": (binary_cross_entropy_with_logits, BITS),
@@ -67,8 +66,6 @@ UNKNOWN = {
     ),
     "errors of one column": (lambda o, t: (o - t).square()[:, -1].mean(), REAL),
     "class numbers": (cross_entropy, torch.arange(16) % 3),
-    "a reward": (lambda o, t: -mse_loss(o, t), REAL),
-    "two errors": (lambda o, t: mse_loss(o, t) + l1_loss(o, t), REAL),
     "shapes that broadcast": (lambda o, t: mse_loss(o[:, :1], t), REAL),
 }
 
@@ -84,7 +81,6 @@ SINGLE = {
     "a term and a penalty of weights": (lambda o, t: cross_entropy(o, t) + 1e-3 * WEIGHT.square().sum(), False),
     "a term for each sample": (lambda o, t: sum(cross_entropy(o[i], t[i]) for i in range(4)) / 4, False),
     "two heads": (lambda o, t: cross_entropy(o, t) + cross_entropy(HEAD(o), t), True),
-    "two terms": (lambda o, t: cross_entropy(o, t) + 0.5 * o.square().mean(), True),
     "two means": (lambda o, t: torch.stack([cross_entropy(o, t), helped(o, t)]).mean(), True),
 }
 
@@ -120,8 +116,6 @@ def density(output, target):
 
 CLASSES_OF = {
     "a product with embeddings": (lambda o, t: cross_entropy(o @ ITEMS.weight.T, t), 9),
-    "by hand": (lambda o, t: picked(o @ ITEMS.weight.T, t), 9),
-    "the model's own outputs": (lambda o, t: cross_entropy(o, t % 3), 3),
     "a mixture of densities": (density, 0),
     "classes in between": (lambda o, t: mse_loss(o.log_softmax(1).sum(1), t.float()), 0),
 }

@@ -52,8 +52,7 @@ def found_in(net, x):
     return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule == "experts"]
 
 
-FORMS = [{}, {"is_whole": True}, {"is_argmax": True, "picks": 1}]
-each_form = pytest.mark.parametrize("form", FORMS)
+each_form = pytest.mark.parametrize("form", [{}, {"is_whole": True}, {"is_argmax": True, "picks": 1}])
 
 
 def preferring(net, *favourites):
@@ -145,21 +144,6 @@ class Offset(Routed):
         return scores.gather(-1, indices), indices
 
 
-class Ranked(Routed):
-    """As many classes as there would be experts, and the best of them: a metric."""
-
-    def forward(self, x):
-        best = self.gate(x).topk(2).indices
-        return {"loss": cross_entropy(self.head(x) + 0 * best[:, :1], x.argmax(1) % CLASSES)}
-
-
-@pytest.mark.unit
-def test_the_best_classes_are_no_experts():
-    net = preferring(Ranked(is_whole=True), 0, 1)
-    net.whole = None
-    assert found_in(net, batch()) == []
-
-
 class Counted(nn.Module):
     """As many layers as classes, and the best class: of use for an accuracy, not for the loss."""
 
@@ -183,27 +167,24 @@ def test_classes_that_are_counted_for_an_accuracy_are_no_experts():
 
 
 class Blocks(nn.Module):
-    """As many blocks in a row as it has answers, or as many kernels."""
+    """As many blocks in a row as it has answers."""
 
-    def __init__(self, has_kernels):
+    def __init__(self):
         super().__init__()
-        self.first = nn.Conv1d(1, CLASSES, 3) if has_kernels else nn.Identity()
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(0 if has_kernels else CLASSES))
-        self.head = nn.Linear(WIDTH - 2 if has_kernels else WIDTH, CLASSES)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(CLASSES))
+        self.head = nn.Linear(WIDTH, CLASSES)
         with torch.no_grad():
             self.head.bias[2] += 50
 
     def forward(self, x):
-        x = self.first(x[:, None]).mean(1) if isinstance(self.first, nn.Conv1d) else x
         for block in self.blocks:
             x = x + block(x).relu()
         return self.head(x)
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("has_kernels", [True, False])
-def test_the_blocks_of_a_network_that_labels_for_itself_are_no_experts(has_kernels):
-    net = Blocks(has_kernels)
+def test_the_blocks_of_a_network_that_labels_for_itself_are_no_experts():
+    net = Blocks()
     found = audit(net, batch(), lambda x: cross_entropy(net(x), net(x + 0.1).argmax(-1)))
     assert [one for one in found if one.rule == "experts"] == []
 
@@ -211,7 +192,7 @@ def test_the_blocks_of_a_network_that_labels_for_itself_are_no_experts(has_kerne
 @pytest.mark.unit
 def test_the_blocks_of_another_network_that_rates_the_best_action_are_no_experts():
     torch.manual_seed(0)
-    nets = nn.ModuleDict({"now": Blocks(False), "target": Blocks(False)})
+    nets = nn.ModuleDict({"now": Blocks(), "target": Blocks()})
 
     def step(x):
         best = nets["now"](x + 1).argmax(1, keepdim=True)
@@ -251,7 +232,8 @@ class ByHand(Routed):
     def forward(self, x):
         weights, indices = linear(x, self.weight).softmax(-1).topk(2)
         given = torch.stack([expert(x) for expert in self.experts], 1)
-        return (given.gather(1, indices[..., None].expand(-1, -1, WIDTH)) * weights[..., None]).sum(1)
+        output = (given.gather(1, indices[..., None].expand(-1, -1, WIDTH)) * weights[..., None]).sum(1)
+        return {"loss": output.square().mean()}
 
 
 class OverTokens(Routed):
@@ -286,11 +268,7 @@ def test_picks_that_a_layer_returns_are_counted_whatever_they_were_picked_by(tmp
 @pytest.mark.trains
 @pytest.mark.parametrize("kind", [ByHand, OverTokens])
 def test_outputs_that_do_not_show_what_is_picked_are_not_counted(kind, tmp_path):
-    net = kind()
-    loss = (lambda found: found.square().mean()) if kind is ByHand else (lambda found: found["loss"])
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(tmp_path, Toy(net, loss), [batch(seed) for seed in range(3)], monitor)
-    assert counts_of(monitor) == []
+    assert counts_of(in_lightning(tmp_path, kind(), torch.cat([batch(seed) for seed in range(3)]))) == []
 
 
 @pytest.mark.trains
@@ -329,12 +307,11 @@ def in_hugging_face(folder, net, rows):
     return monitor
 
 
-both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
+each_loop = pytest.mark.parametrize(("train", "is_whole"), [(in_lightning, True), (in_hugging_face, False)])
 
 
 @pytest.mark.trains
-@both
-@pytest.mark.parametrize("is_whole", [True, False])
+@each_loop
 def test_in_a_training_one_verdict_says_that_most_experts_are_unused(train, is_whole, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(6)])
     verdicts = train(tmp_path, preferring(Routed(is_whole=is_whole), 0, 1), rows).verdicts
@@ -347,8 +324,7 @@ def of_experts(verdicts):
 
 
 @pytest.mark.trains
-@both
-@pytest.mark.parametrize("is_whole", [True, False])
+@each_loop
 def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(8)])
     verdicts = train(tmp_path, Turning(3, 99, is_whole), rows).verdicts
@@ -356,8 +332,7 @@ def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, t
 
 
 @pytest.mark.trains
-@both
-@pytest.mark.parametrize("since", [0, 3, 99])
+@pytest.mark.parametrize(("train", "since"), [(in_lightning, 0), (in_hugging_face, 3), (in_lightning, 99)])
 def test_where_no_layer_gives_the_scores_the_rows_that_experts_give_are_counted(train, since, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(8)])
     (found, *_) = of_experts(train(tmp_path, Offset(since), rows).verdicts) or [None]
@@ -365,17 +340,10 @@ def test_where_no_layer_gives_the_scores_the_rows_that_experts_give_are_counted(
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_router_that_mends_itself_after_the_first_step_is_silent(is_whole, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(8)])
-    assert of_experts(in_lightning(tmp_path, Turning(0, 1, is_whole), rows).verdicts) == []
-
-
-@pytest.mark.trains
-def test_a_router_that_mends_itself_later_is_told_with_its_last_step(tmp_path):
+@pytest.mark.parametrize(("until", "said"), [(1, []), (5, [("note", 0, 4)])])
+def test_a_router_that_mends_itself_is_told_with_its_last_step_unless_that_is_the_first(until, said, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(12)])
-    verdicts = in_lightning(tmp_path, Turning(0, 5), rows).verdicts
-    assert of_experts(verdicts) == [("note", 0, 4)]
+    assert of_experts(in_lightning(tmp_path, Turning(0, until), rows).verdicts) == said
 
 
 @pytest.mark.trains
@@ -393,8 +361,7 @@ def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(
 
 
 @pytest.mark.trains
-@both
-@pytest.mark.parametrize("is_whole", [True, False])
+@each_loop
 def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(6)])
     verdicts = train(tmp_path, Routed(is_whole=is_whole), rows).verdicts
@@ -402,13 +369,12 @@ def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("balances", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, balances, tmp_path):
+def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 2, "num_local_experts": EXPERTS, "output_router_logits": balances}
+    sizes |= {"num_key_value_heads": 2, "num_local_experts": EXPERTS, "output_router_logits": True}
     config = transformers.MixtralConfig(vocab_size=11, **sizes)
     net, tokens = transformers.MixtralForCausalLM(config), torch.randint(11, (8, 16))
     for name, parameter in net.named_parameters():

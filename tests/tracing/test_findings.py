@@ -44,7 +44,6 @@ def by_hand(output, target):
 
 
 FAULTS = {
-    "softmax before cross_entropy": (net(nn.Softmax(1)), cross_entropy, CLASSES, None, "loss_input", "1"),
     "ReLU before cross_entropy": (net(nn.ReLU()), cross_entropy, CLASSES, None, "loss_input", "1"),
     "sigmoid before logits": (
         net(nn.Sigmoid(), outputs=1),
@@ -56,7 +55,6 @@ FAULTS = {
     ),
     "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "no_influence", "1"),
     "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "no_influence", ""),
-    "ReLU, negative targets": (net(nn.ReLU(), outputs=1), by_hand, REAL, first, "output_range", "1"),
     "softmax over several labels": (net(nn.Softmax(1)), mse_loss, LABELS, None, "output_range", "1"),
     "class numbers for BCE": (
         net(outputs=1),
@@ -66,7 +64,6 @@ FAULTS = {
         "targets",
         "",
     ),
-    "broadcast by hand": (net(outputs=1), by_hand, REAL, None, "loss_shape", ""),
 }
 
 
@@ -96,13 +93,9 @@ class Counted(torch.autograd.Function):
         return gradient
 
 
-def test_an_audit_keeps_no_gradient_and_runs_no_backward_pass_of_an_own_function():
+def test_an_audit_runs_no_backward_pass_of_an_own_function():
     model = nn.Linear(4, 3)
-    model.weight.grad = torch.ones(3, 4)
-    for step in (lambda x: model(x).square().mean(), lambda x: Counted.apply(model(x)).square().mean()):
-        audit(model, torch.randn(8, 4), step)
-        assert model.weight.grad.eq(1).all()
-        assert model.bias.grad is None
+    audit(model, X, lambda x: Counted.apply(model(x)).square().mean())
     assert Counted.backward_passes == 0
 
 
@@ -119,15 +112,9 @@ def test_the_audit_of_a_step_says_so_if_all_gradients_are_exactly_0():
     ("model", "loss", "advice"),
     [
         (net(), nll_loss, "apply log_softmax(dim=1) first, or pass the raw logits to cross_entropy"),
-        (net(nn.Softmax(1)), nll_loss, "use log_softmax in place of the softmax: nll_loss gets probabilities"),
         (net(nn.LogSoftmax(1)), lambda o, t: nll_loss(o.exp(), t), "remove the exp: nll_loss gets probabilities"),
-        (
-            net(nn.Softmax(1)),
-            lambda o, t: nll_loss(o.clamp(1e-9), t),
-            "take the logarithm of its input: nll_loss gets probabilities",
-        ),
     ],
-    ids=["logits", "softmax", "exp", "clamp"],
+    ids=["logits", "exp"],
 )
 def test_the_advice_for_nll_loss_names_the_one_call_to_change(model, loss, advice):
     assert [finding.advice for finding in found_in(model, loss, CLASSES, None)] == [advice]
@@ -142,7 +129,7 @@ def advice_of(loss, outputs, targets):
 
 
 @pytest.mark.filterwarnings("ignore:reduction")
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (16, 3, 2, 2)], ids=["a small batch", "sequences", "images"])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5)], ids=["a small batch", "sequences"])
 def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
     outputs, targets = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)
     assert advice_of(lambda o, t: nll_loss(o.softmax(1), t), outputs, targets) == [
@@ -162,9 +149,7 @@ def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
 
 
 HEALTHY = {
-    "cross_entropy": (net(), cross_entropy, CLASSES, None),
     "soft labels": (net(), cross_entropy, torch.full((16, 3), 1 / 3), None),
-    "logits capped by tanh": (net(nn.Tanh()), lambda o, t: cross_entropy(30 * o, t), CLASSES, None),
     "missing labels, masked after the loss": (
         net(nn.Sigmoid(), outputs=1),
         lambda o, t: (mse_loss(o, t, reduction="none") * (t >= 0)).mean(),
@@ -177,12 +162,6 @@ HEALTHY = {
         BINARY * 2 - 1,
         first,
     ),
-    "a masked difference": (
-        net(nn.Sigmoid(), outputs=1),
-        lambda o, t: ((o - t) ** 2 * (t >= 0)).sum(),
-        REAL,
-        first,
-    ),
     "ignored rows of zeros": (
         net(nn.LogSoftmax(1)),
         lambda o, t: nll_loss(o * (t >= 0)[:, None], t),
@@ -190,7 +169,6 @@ HEALTHY = {
         None,
     ),
     "ReLU6": (net(nn.ReLU6(), outputs=1), mse_loss, REAL.abs() * 2, first),
-    "distances of all pairs": (net(), lambda o, t: (o[:, 0][:, None] - t).abs().mean(), REAL, None),
     "a metric of the raw scale": (
         net(outputs=1),
         lambda o, t: mse_loss(o, t) + 0 * l1_loss(o.detach() * 500, t * 500),
@@ -232,13 +210,15 @@ def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_tha
     assert found[0].advice.startswith(advice)
 
 
-def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
+def test_unscaled_targets_are_a_note_with_their_range_mean_and_deviation():
     target = 200 + 75 * REAL
     (found,) = found_in(net(outputs=1), mse_loss, target, first)
     assert (found.rule, found.severity) == ("targets", "note")
-    assert f"a mean of {target.double().mean():.3g} and a standard deviation of {target.double().std():.3g}" in (
-        found.evidence
-    )
+    exact = target.double()
+    assert (
+        f"are between {exact.min():.3g} and {exact.max():.3g}, with a mean of {exact.mean():.3g} and a standard "
+        f"deviation of {exact.std():.3g}"
+    ) in found.evidence
 
 
 @pytest.mark.parametrize(("samples", "classes", "severity"), [(32, 3, "alarm"), (31, 3, "note"), (32, 2, "note")])
@@ -331,7 +311,6 @@ def test_a_loss_function_of_a_frozen_model_alone_is_a_term_that_trains_nothing(i
 JOINED = {
     "detach": lambda term, other: term + other.detach(),
     "item": lambda term, other: term + other.item(),
-    "item, weighted": lambda term, other: term + 0.5 * other.item(),
     "item, as a tensor": lambda term, other: term + torch.tensor(other.item()),
     "in a stack": lambda term, other: torch.stack([term, other.detach()]).mean(),
 }
@@ -350,7 +329,6 @@ CONSTANT = {
     "its dtype alone": lambda output: torch.arange(3.0).type_as(output).sum(),
     "the share that is finite": lambda output: output.isfinite().float().mean(),
     "a margin that is kept": lambda output: (output.detach() - 1e6).relu().mean(),
-    "a coefficient of 0": lambda output: torch.tensor(0.0) * output.detach().mean(),
     "filled anew": lambda output: output.detach().clone().fill_(7.0).mean(),
 }
 
@@ -417,16 +395,6 @@ def test_an_output_that_is_changed_in_place_no_longer_has_the_range_of_its_funct
         return mse_loss(output, batch[1])
 
     assert audit(model, (X, REAL[:, None].expand(16, 3)), step) == ()
-
-
-def test_masked_rows_of_a_finite_loss_are_no_fault():
-    model = nn.Linear(4, 4)
-
-    def step(x):
-        scores = model(x).masked_fill(torch.arange(16)[:, None] < 2, float("-inf"))
-        return scores.softmax(-1).nan_to_num(0).square().sum()
-
-    assert audit(model, X, step) == ()
 
 
 def test_many_tensors_in_a_list_are_read_in_a_moment():
@@ -551,20 +519,17 @@ def test_running_statistics_that_never_move_from_0_and_1_are_an_alarm(momentum, 
     assert not is_said or "momentum=0 in 1 of 1 batch normalization layers keeps" in found[0].evidence
 
 
-def test_a_frozen_part_in_training_mode_is_a_note():
+def test_a_frozen_part_in_training_mode_is_a_note_and_one_in_evaluation_mode_is_meant():
     teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).requires_grad_(False)
     model = nn.ModuleDict({"teacher": teacher, "net": net()})
-    step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
-    (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
+    step = lambda batch: (model["net"](batch) - model["teacher"](batch)).square().mean()  # noqa: E731
+    (found,) = audit(model, X, step)
+    teacher.eval()
+    assert audit(model, X, step) == ()
+    assert (found.rule, found.severity) == ("eval_mode", "note")
     assert found.evidence.startswith(
         "2 normalization or dropout layers in frozen modules are in training mode: teacher.1, teacher.2"
     )
-
-
-def test_a_frozen_part_in_evaluation_mode_is_meant():
-    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
-    model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})
-    assert audit(model, X, lambda x: (model["student"](x) - teacher(x)).square().mean()) == ()
 
 
 class Classifier(LightningModule):
@@ -581,12 +546,9 @@ def test_a_lightning_module_needs_no_step():
     assert (found.rule, found.module) == ("loss_input", "net.3")
 
 
-def test_a_plain_module_needs_one():
+def test_a_step_and_a_loss_that_is_a_tensor_are_asked_for():
     with pytest.raises(TypeError, match="model of type Sequential has no training_step: pass step="):
         audit(net(), (X, CLASSES))
-
-
-def test_a_loss_that_is_no_tensor_is_an_error():
     with pytest.raises(TypeError, match="a loss of type float"):
         audit(net(), X, lambda batch: 1.0)
 
@@ -651,20 +613,18 @@ def test_a_softmax_of_what_was_computed_of_probabilities_is_left_alone(between):
     assert audit(gate, X, lambda x: between(gate(x).softmax(-1)).softmax(-1).square().mean()) == ()
 
 
-def weighed(count, small, gate, experts):
+@pytest.mark.parametrize(
+    ("count", "small", "rules"), [(1, 0.0, ["no_influence"]), (1, 1e-20, ["no_influence"]), (2, 0.0, [])]
+)
+def test_the_weight_of_one_expert_that_is_divided_by_itself_is_an_alarm(count, small, rules):
+    gate, experts = nn.Linear(4, 8), nn.Linear(4, 8)
+
     def step(x):
         weights, picked = gate(x).softmax(-1).topk(count)
         weights = weights / (weights.sum(-1, keepdim=True) + small)
         return (experts(x).gather(1, picked) * weights).sum(-1).square().mean()
 
-    return step
-
-
-@pytest.mark.parametrize("small", [0.0, 1e-20])
-@pytest.mark.parametrize(("count", "rules"), [(1, ["no_influence"]), (2, [])])
-def test_the_weight_of_one_expert_that_is_divided_by_itself_is_an_alarm(count, rules, small):
-    gate, experts = nn.Linear(4, 8), nn.Linear(4, 8)
-    found = audit(nn.ModuleList([gate, experts]), X, weighed(count, small, gate, experts))
+    found = audit(nn.ModuleList([gate, experts]), X, step)
     assert [one.rule for one in found if one.severity == "alarm"] == rules
 
 
@@ -683,12 +643,6 @@ def test_a_number_divided_by_itself_and_something_else_is_left_alone(divided):
         return divided(gate(x).exp(), other(x).exp()).square().mean() + other(x).square().mean()
 
     assert [one for one in audit(nn.ModuleList([gate, other]), X, step) if one.rule == "no_influence"] == []
-
-
-def test_two_softmaxes_in_one_line_are_an_alarm():
-    gate = nn.Linear(4, 8)
-    found = audit(gate, X, lambda x: gate(x).softmax(-1).softmax(-1).square().mean())
-    assert [(one.rule, one.severity) for one in found] == [("loss_input", "alarm")]
 
 
 def test_what_no_line_of_the_user_has_called_is_said_to_be_in_library_code():

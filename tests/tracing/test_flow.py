@@ -4,18 +4,17 @@ import itertools
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from toys import batches, fit
+from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor, Rule
 from hookboard.tracing.questions import Reader
 
 
-class Branches(LightningModule):
+class Branches(Toy):
     """Two branches that share a stem and meet in a head; one passes through a buffer of zeros that is written to."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(torch.nn.Identity())
         names = ["stem", "left", "left_end", "right", "alone", "head"]
         self.layers = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in names})
 
@@ -28,14 +27,8 @@ class Branches(LightningModule):
         both = torch.cat([left, right, self.layers["alone"](x)], dim=1)
         return self.layers["head"](both.view(len(x), 3, 4).sum(1))
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch):
         return self(batch).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def outputs(model, x, changed=""):
@@ -55,7 +48,7 @@ def outputs(model, x, changed=""):
 def flow_of(model, x):
     reader = Reader(model, x)
     with reader.reading():
-        model.training_step(x, 0)
+        model.training_step(x)
     return reader.step.flow()
 
 

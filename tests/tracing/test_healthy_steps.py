@@ -14,11 +14,6 @@ X, CLASSES = torch.randn(N, 6), torch.arange(N) % 5
 TOKENS = torch.randint(3, 40, (N, 12))
 
 
-def focal(net, x, y):
-    logs = net(x).log_softmax(1)
-    return f.nll_loss((1 - logs.exp()).square() * logs, y)
-
-
 def policy(net, x, y):
     return f.nll_loss(net(x).log_softmax(1) * torch.linspace(-1, 1, N)[:, None], y)
 
@@ -63,7 +58,7 @@ class Classes(nn.Module):
 
 
 STEPS = [
-    *(focal, policy, part_of_the_classes, surrogate, beside_a_baseline, beside_a_constant_that_was_logged),
+    *(policy, part_of_the_classes, surrogate, beside_a_baseline, beside_a_constant_that_was_logged),
     *(quantiles, column_by_column),
 ]
 

@@ -51,25 +51,10 @@ def cleared_after_the_step(model, optimizer, x):
     optimizer.zero_grad()
 
 
-def cleared_before_the_backward_pass(model, optimizer, x):
-    loss = model.loss_of(x)
-    optimizer.zero_grad()
-    model.manual_backward(loss)
-    optimizer.step()
-
-
 def read_before_it_is_cleared(model, optimizer, x):
     model.manual_backward(model.loss_of(x))
     model.norm = torch.stack([p.grad.norm() for p in model.net.parameters()]).norm()
     optimizer.zero_grad()
-    cleared_after_the_step(model, optimizer, x)
-
-
-def for_the_gradient_of_an_input(model, optimizer, x):
-    x = x.clone().requires_grad_()
-    model.manual_backward(model.loss_of(x))
-    optimizer.zero_grad()
-    x = (x + 0.1 * x.grad.sign()).detach()
     cleared_after_the_step(model, optimizer, x)
 
 
@@ -111,9 +96,7 @@ def as_a_dry_run(model, optimizer, x):
     [
         as_a_dry_run,
         cleared_after_the_step,
-        cleared_before_the_backward_pass,
         read_before_it_is_cleared,
-        for_the_gradient_of_an_input,
         for_the_gradient_of_an_offset,
         for_the_gradient_of_an_activation,
     ],

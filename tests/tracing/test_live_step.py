@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.tracing import loss_rules, program
+from hookboard.tracing import program
 from hookboard.tracing.questions import STEP
 
 pytestmark = pytest.mark.trains
@@ -67,31 +67,18 @@ class UsesLbfgs(Faulty):
         return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3)
 
 
-class Manual(Faulty):
+class CallsTheFunctionOfAutograd(Faulty):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
 
-    def run_backward(self, loss):
-        self.manual_backward(loss)
-
     def training_step(self, batch, batch_idx):
         self.optimizers().zero_grad()
-        self.run_backward(self.loss_of(batch))
+        torch.autograd.backward([self.loss_of(batch)])
         self.optimizers().step()
 
 
-class CallsBackwardByHand(Manual):
-    def run_backward(self, loss):
-        loss.backward()
-
-
-class CallsTheFunctionOfAutograd(Manual):
-    def run_backward(self, loss):
-        torch.autograd.backward([loss])
-
-
-class HasTwoOptimizers(Manual):
+class HasTwoOptimizers(CallsTheFunctionOfAutograd):
     """The fault is in the second loss."""
 
     def training_step(self, batch, batch_idx):
@@ -145,25 +132,18 @@ def assert_nothing_is_left():
     assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
 
 
-KINDS = [Faulty, TakesAnIterator, SkipsTheFirstBatch, FeelsForItsBatch, UsesLbfgs, Manual]
-KINDS += [CallsBackwardByHand, CallsTheFunctionOfAutograd, HasTwoOptimizers, OpensAMode]
+STEPS = [TakesAnIterator, SkipsTheFirstBatch, FeelsForItsBatch, UsesLbfgs, CallsTheFunctionOfAutograd]
+STEPS = [(kind, {}) for kind in (*STEPS, HasTwoOptimizers, OpensAMode)]
+STEPS += [
+    (Faulty, {"accumulate_grad_batches": lambda: 2}),
+    (Faulty, {"plugins": lambda: MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}),
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*dataloader_iter|.training_step. returned")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_is_found_in_each_kind_of_step_and_the_training_is_the_same(kind):
-    assert_read_and_the_same(kind)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulate_grad_batches": lambda: 2},
-        {"plugins": lambda: MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))},
-    ],
-)
-def test_a_fault_is_found_under_each_option_and_the_training_is_the_same(options):
-    assert_read_and_the_same(Faulty, **options)
+@pytest.mark.parametrize(("kind", "options"), STEPS)
+def test_a_fault_is_found_in_each_kind_of_step_and_the_training_is_the_same(kind, options):
+    assert_read_and_the_same(kind, **options)
 
 
 class Compiled(Faulty):
@@ -229,13 +209,6 @@ def test_the_trace_is_called_for_no_function_that_hookboard_calls(monkeypatch):
     own = Path(program.__file__).parents[1]
     assert callers
     assert not [str(path) for path in callers if own in path.parents]
-
-
-def test_the_losses_of_a_step_are_looked_for_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr(loss_rules, "_only_reduced", lambda loss: asked.append(loss) or iter(()))
-    assert_read_and_the_same(Faulty)
-    assert len(asked) == 1
 
 
 class TrainsAnother(Toy):

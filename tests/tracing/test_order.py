@@ -13,12 +13,12 @@ TOKENS = torch.randint(0, 20, (3, 9), generator=torch.Generator().manual_seed(0)
 
 
 class Tagger(nn.Module):
-    def __init__(self, positions=False, attends=True, mask=None, dropout=0.0):
+    def __init__(self, positions=False, attends=True, mask=None):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(20, 8)
         self.places = nn.Parameter(torch.randn(9, 8)) if positions else None
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True) if attends else None
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) if attends else None
         self.head, self.mask = nn.Linear(8, 20), mask
 
     def forward(self, tokens):
@@ -27,26 +27,22 @@ class Tagger(nn.Module):
         return self.head(x if self.layer is None else self.layer(x, src_mask=self.mask))
 
 
-def said(model):
-    step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
-    return [(one.rule, one.severity) for one in audit(model, (TOKENS, TOKENS.flip(1)), step)]
+def found_in(model, wanted=None):
+    wanted = TOKENS.flip(1) if wanted is None else wanted
+    return audit(
+        model, (TOKENS, wanted), lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+    )
 
 
-@pytest.mark.parametrize("dropout", [0.0])
-def test_attention_without_positions_is_an_alarm(dropout):
-    model = Tagger(dropout=dropout)
-    assert said(model) == [("no_influence", "alarm")]
+def test_attention_without_positions_is_an_alarm_with_the_line_that_takes_the_tokens():
+    model = Tagger()
+    (found,) = found_in(model)
+    assert (found.rule, found.severity) == ("no_influence", "alarm")
+    line = Tagger.forward.__code__.co_firstlineno + 1
+    assert f"embedding at test_order.py:{line} (in embed) has no influence" in found.evidence
     # The oracle: the outputs of tokens in another order are those in that order.
     order = torch.randperm(9)
     torch.testing.assert_close(model.eval()(TOKENS[:, order]), model(TOKENS)[:, order])
-
-
-def test_the_line_that_takes_the_tokens_is_named():
-    model = Tagger()
-    step = lambda batch: cross_entropy(model(batch).flatten(0, 1), batch.flip(1).flatten())  # noqa: E731
-    (found,) = audit(model, TOKENS, step)
-    line = Tagger.forward.__code__.co_firstlineno + 1
-    assert f"embedding at test_order.py:{line} (in embed) has no influence" in found.evidence
 
 
 @pytest.mark.parametrize(
@@ -60,13 +56,11 @@ def test_the_line_that_takes_the_tokens_is_named():
     ids=["positions", "each token by itself", "causal", "a mask of places"],
 )
 def test_nothing_is_said_where_positions_matter_or_tokens_stay_by_themselves(model):
-    assert said(model) == []
+    assert found_in(model) == ()
 
 
 def test_nothing_is_said_where_all_tokens_of_a_set_have_one_answer():
-    model, wanted = Tagger(), (TOKENS.sum(1, keepdim=True) % 20).expand(-1, 9)
-    step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
-    assert audit(model, (TOKENS, wanted), step) == ()
+    assert found_in(Tagger(), (TOKENS.sum(1, keepdim=True) % 20).expand(-1, 9)) == ()
 
 
 def test_nothing_is_said_of_a_bag_of_words():

@@ -91,11 +91,8 @@ def in_hugging_face(folder, net, batches):
     return monitor
 
 
-both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
-
-
 @pytest.mark.trains
-@both
+@pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
 def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
     verdicts = train(tmp_path, Policy(always_0), list(answers(12))).verdicts
     (alarm,) = [one for one in verdicts if one.severity == "alarm"]
@@ -105,7 +102,6 @@ def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
 
 
 @pytest.mark.trains
-@both
-@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize(("train", "kl"), [(in_lightning, 0.0), (in_hugging_face, 0.1)])
 def test_nothing_is_said_of_a_policy_whose_answers_are_told_apart(train, kl, tmp_path):
     assert train(tmp_path, Policy(variety, kl), list(answers(12))).verdicts == ()

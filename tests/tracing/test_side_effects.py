@@ -82,89 +82,48 @@ def nothing(seen):
     return lambda model, output: None
 
 
-# Counters and containers.
+# What Python has.
 
 
 @effect
-def an_iterator_moves_on(seen):
-    numbers = itertools.count()
-    return lambda model, output: seen.append(next(numbers))
+def containers_change(seen):
+    numbers, held, array, stream = itertools.count(), [], np.zeros(2), io.StringIO()
+    seen += [lambda: held, lambda: array.tolist(), stream.getvalue]
 
-
-@effect
-def a_buffer_counts(seen):
     def during(model, output):
-        if not hasattr(model, "steps"):
-            model.register_buffer("steps", torch.zeros(()))
-        model.steps += 1
-        seen.append(model.steps.item())
+        seen.append(next(numbers))
+        held.append(len(seen))
+        np.add(array, len(seen), out=array)
+        stream.write("x")
 
     return during
 
 
-def container(make, add, read=list):
-    def effect_of(seen):
-        held = make()
-        seen.append(lambda: read(held))
-        return lambda model, output: add(held, len(seen))
-
-    return effect_of
-
-
-EFFECTS |= {
-    "a list grows": container(list, list.append),
-    "a NumPy array is changed": container(lambda: np.zeros(2), lambda held, n: np.add(held, n, out=held)),
-    "a stream is written": container(io.StringIO, lambda held, n: held.write("x"), io.StringIO.getvalue),
-}
-
-# Random numbers.
-
-
-def draws(make, draw):
-    def effect_of(seen):
-        generator = make()
-        return lambda model, output: seen.append(draw(generator))
-
-    return effect_of
-
-
-EFFECTS |= {
-    "a SobolEngine draws": draws(lambda: SobolEngine(2), lambda engine: engine.draw(1).tolist()),
-    "a generator of torch draws": draws(
-        lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(1, generator=g).item()
-    ),
-    "a generator of NumPy draws": draws(lambda: np.random.default_rng(1), lambda g: g.random()),
-    "torch draws": draws(lambda: None, lambda g: torch.rand(1).item()),
-    "NumPy draws": draws(lambda: None, lambda g: np.random.rand()),
-    "Python draws": draws(lambda: None, lambda g: random.random()),
-    "an iterator over a loader draws": draws(
-        lambda: iter(DataLoader(range(9), shuffle=True)), lambda it: next(it).item()
-    ),
-}
-
-# What is said.
-
-
 @effect
-def it_prints(seen):
-    return lambda model, output: print("a step")
+def numbers_are_drawn(seen):
+    sobol, of_torch, of_numpy = SobolEngine(2), torch.Generator().manual_seed(1), np.random.default_rng(1)
+    order = iter(DataLoader(range(9), shuffle=True))
 
-
-@effect
-def it_logs(seen):
-    return lambda model, output: logging.getLogger("of the user").warning("a step")
-
-
-@effect
-def it_logs_a_metric(seen):
     def during(model, output):
+        seen.append((sobol.draw(1).tolist(), torch.rand(1, generator=of_torch).item(), of_numpy.random()))
+        seen.append((torch.rand(1).item(), np.random.rand(), random.random(), next(order).item()))
+
+    return during
+
+
+@effect
+def it_prints_and_logs(seen):
+    def during(model, output):
+        print("a step")
+        logging.getLogger("of the user").warning("a step")
         model.log("mean", output.mean(), batch_size=8)
         seen.append(float(model.trainer.callback_metrics.get("mean", -1)))
 
     return during
 
 
-def warned(seen, warn):
+@effect
+def it_warns_and_torch_warns_of_its_line_and_once_for_a_line(seen):
     caught = []
     showing = warnings.showwarning
 
@@ -173,8 +132,14 @@ def warned(seen, warn):
 
     def during(model, output):
         warnings.showwarning = show
+        globals().pop("__warningregistry__", None)
         try:
-            warn(output)
+            for action in ("always", "default"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter(action)
+                    warnings.warn("of the user", stacklevel=1)
+                    for _ in range(3):
+                        mse_loss(output, output.detach()[:1])  # of another shape
         finally:
             warnings.showwarning = showing
 
@@ -183,70 +148,19 @@ def warned(seen, warn):
 
 
 @effect
-def it_warns(seen):
-    def warn(output):
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.warn("of the user", stacklevel=1)
-
-    return warned(seen, warn)
-
-
-@effect
-def torch_warns_of_its_line(seen):
-    def warn(output):
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            mse_loss(output, output.detach()[:1])  # of another shape
-
-    return warned(seen, warn)
-
-
-@effect
-def torch_warns_once_for_a_line(seen):
-    def warn(output):
-        globals().pop("__warningregistry__", None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            for _ in range(3):
-                mse_loss(output, output.detach()[:1])
-
-    return warned(seen, warn)
-
-
-# Files and threads.
-
-
-@effect
-def a_file_is_appended(seen):
-    path = tempfile.mktemp()
+def files_are_written_and_a_thread_computes(seen):
+    lines, tensors = tempfile.mktemp(), tempfile.mktemp()
 
     def during(model, output):
-        with open(path, "a") as file:
+        with open(lines, "a") as file:
             file.write("a step\n")
-
-    seen.append(lambda: os.path.getsize(path))
-    return during
-
-
-@effect
-def a_tensor_is_saved(seen):
-    path = tempfile.mktemp()
-
-    def during(model, output):
-        torch.save([*(torch.load(path) if os.path.exists(path) else []), 1], path)
-        seen.append(len(torch.load(path)))
-
-    return during
-
-
-@effect
-def a_thread_computes(seen):
-    def during(model, output):
+        torch.save([*(torch.load(tensors) if os.path.exists(tensors) else []), 1], tensors)
+        seen.append(len(torch.load(tensors)))
         thread = threading.Thread(target=lambda: seen.append(torch.ones(2).sum().item()))
         thread.start()
         thread.join()
 
+    seen.append(lambda: os.path.getsize(lines))
     return during
 
 
@@ -275,16 +189,9 @@ def a_hook_on_a_node_counts(seen):
 
 
 @effect
-def a_hook_on_a_module_is_registered(seen):
+def hooks_on_modules_are_registered(seen):
     def during(model, output):
         model.net[0].register_forward_hook(lambda module, args, output: seen.append("hook") or output * 1.1)
-
-    return during
-
-
-@effect
-def a_hook_on_a_backward_pass_is_registered(seen):
-    def during(model, output):
         model.net[3].register_full_backward_hook(lambda *args: seen.append("hook") and None)
 
     return during
@@ -301,21 +208,17 @@ def saved_tensors_are_packed(seen):
 
 
 @effect
-def a_checkpointed_block_runs(seen):
+def a_checkpointed_block_runs(seen, use_reentrant=False):
     def block(x):
         seen.append("block")
         return x.exp().mean()
 
-    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=False)
+    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=use_reentrant)
 
 
 @effect
 def a_block_is_checkpointed_the_old_way(seen):
-    def block(x):
-        seen.append("block")
-        return x.exp().mean()
-
-    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=True)
+    return a_checkpointed_block_runs(seen, use_reentrant=True)
 
 
 class Scales(torch.autograd.Function):
@@ -345,24 +248,19 @@ def a_function_of_autograd_counts(seen):
 
 
 @effect
-def the_shape_of_a_weight_is_registered(seen):
-    def during(model, output):
-        if not hasattr(model, "late"):
-            model.late = nn.Parameter(torch.rand(4))
-        return (output * model.late).mean()
-
-    return during
-
-
-@effect
-def an_average_of_the_weights_moves(seen):
+def the_model_keeps_a_buffer_a_weight_and_an_average(seen):
     averages = {}
 
     def during(model, output):
+        if not hasattr(model, "late"):
+            model.late = nn.Parameter(torch.rand(4))
+            model.register_buffer("steps", torch.zeros(()))
+        model.steps += 1
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 averages.setdefault(name, torch.zeros_like(weight)).lerp_(weight, 0.1)
         seen.append([value.sum().item() for value in averages.values()])
+        return (output * model.late).mean()
 
     return during
 
@@ -393,26 +291,15 @@ def the_step_differentiates_by_its_input(seen):
 
 
 @effect
-def weight_norm_is_applied_in_the_first_step(seen):
-    layer, calls = nn.Linear(4, 4), itertools.count()
+def a_layer_is_reparametrized_in_the_first_step_and_another_is_pruned(seen):
+    layer, pruned, calls = nn.Linear(4, 4), nn.Linear(4, 4), itertools.count()
 
     def during(model, output):
         if next(calls) == 0:
             parametrizations.weight_norm(layer)
-        seen.append(parametrize.is_parametrized(layer))
-        return layer(output).mean()
-
-    return during
-
-
-@effect
-def a_layer_is_pruned(seen):
-    layer = nn.Linear(4, 4)
-
-    def during(model, output):
-        prune.l1_unstructured(layer, "weight", amount=0.25)
-        seen.append(layer.weight_mask.sum().item())
-        return layer(output).mean()
+        prune.l1_unstructured(pruned, "weight", amount=0.25)
+        seen.append((parametrize.is_parametrized(layer), pruned.weight_mask.sum().item()))
+        return pruned(layer(output)).mean()
 
     return during
 

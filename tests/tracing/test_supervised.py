@@ -19,10 +19,9 @@ TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manu
 class Tagger(LightningModule):
     """A loss for each token, whose labels the step moves and masks as libraries do."""
 
-    def __init__(self, labels):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.labels = labels
         self.net = nn.Sequential(nn.Embedding(CLASSES, 8), nn.Linear(8, CLASSES))
 
     def training_step(self, batch):
@@ -30,17 +29,9 @@ class Tagger(LightningModule):
         labels = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
         return cross_entropy(self.net(tokens).view(-1, CLASSES), labels.reshape(-1))
 
-    def validation_step(self, batch):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 def found_in(labels):
-    model = Tagger(labels)
-    found = audit(model, (TOKENS, labels), model.training_step)
-    return [(one.severity, one.evidence) for one in found if one.rule == "targets"]
+    return [(one.severity, one.evidence) for one in audit(Tagger(), (TOKENS, labels)) if one.rule == "targets"]
 
 
 def with_answers(count, value=None):
@@ -86,7 +77,6 @@ def shifted_before(tokens):
 
 LABELS = {
     "all masked": (with_answers(0), "all 64 targets of cross_entropy"),
-    "one token alone": (with_answers(40, 7), "all 40 targets that count (of 64)"),
     "shifted twice": (shifted_before(TOKENS), "are the tokens two positions later"),
     "answers alone": (with_answers(40), ""),
     "all tokens": (TOKENS, ""),

@@ -1,82 +1,89 @@
-"""Trains on two ranks with a monitor and without, and saves the weights, the verdicts and what was logged.
+"""Trains the faults of `test_loops.py` on two ranks, with a monitor and without.
 
-python two_ranks.py FOLDER STRATEGY CASE ...
+python two_ranks.py FOLDER LOOP:CASE ...
 
-STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `static` (DDP with a static graph).
+LOOP is one of `LOOPS`. Each rank saves in FOLDER/LOOP:CASE.RANK whether weights and random state are the same with a
+monitor, the verdicts, and what was said.
 """
 
 import contextlib
 import logging
+import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+from tracing import test_loops as loops
 
 from hookboard import HealthMonitor
 from hookboard.base.ranks import local
 
-CASES = ("healthy", "softmax", "gathers", "manual")
+
+def in_ddp(folder, model, *others):
+    loops.bare(folder, DistributedDataParallel(model, find_unused_parameters=True), *others)
 
 
-STRATEGIES = {
-    "fsdp": lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
-    "static": lambda: DDPStrategy(static_graph=True),
-}
+def in_fsdp(folder, model, *others):
+    for layer in [layer for layer in model.net if list(layer.parameters())] + [model]:
+        fully_shard(layer)
+    loops.bare(folder, model, *others)
 
 
-class Model(LightningModule):
-    def __init__(self, case):
-        super().__init__()
-        torch.manual_seed(0)
-        self.case, self.automatic_optimization = case, case != "manual"
-        tail = [] if case == "healthy" else [nn.Softmax(1)]
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3), *tail)
+def in_fabric(folder, *others):
+    loops.fabric(folder, *others, devices=2, strategy=FabricDDPStrategy(find_unused_parameters=True))
 
-    def configure_model(self):
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+def in_accelerate(folder, *others):
+    from accelerate import DistributedDataParallelKwargs
+
+    loops.accelerated(folder, *others, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+
+
+class Gathers(loops.InLightning):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + 0 * self.all_gather(loss.detach()).sum()
+
+
+class Manual(loops.InLightning):
+    def __init__(self, model):
+        super().__init__(model)
+        self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        if self.case == "gathers":
-            loss = loss + 0 * self.all_gather(loss.detach()).sum()
-        if self.case == "manual":
-            self.optimizers().zero_grad()
-            self.manual_backward(loss)
-            self.optimizers().step()
-            return None
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        loss = super().training_step(batch, batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
 
 
-def trained(case, strategy, *callbacks):
-    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
-    model = Model(case)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=STRATEGIES[strategy]() if strategy in STRATEGIES else strategy,
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        default_root_dir=sys.argv[1],
-        callbacks=list(callbacks),
-    )
-    generator = torch.Generator().manual_seed(0)
-    data = [(torch.randn(4, generator=generator), i % 3) for i in range(64)]
-    trainer.fit(model, DataLoader(data, batch_size=8))
-    return [local(parameter).detach().clone() for parameter in model.parameters()], torch.get_rng_state()
+class Sharded(loops.InLightning):
+    def configure_model(self):
+        fully_shard(self.model.net, mesh=self.device_mesh["data_parallel"])
+
+
+def in_lightning(kind, strategy, *others):
+    loops.lightning(*others, kind=kind, devices=2, strategy=strategy(), use_distributed_sampler=False)
+
+
+LOOPS = {
+    "ddp": in_ddp,
+    "fsdp": in_fsdp,
+    "fabric": in_fabric,
+    "accelerate": in_accelerate,
+    "lightning": partial(in_lightning, loops.InLightning, DDPStrategy),
+    "lightning that gathers": partial(in_lightning, Gathers, DDPStrategy),
+    "lightning by hand": partial(in_lightning, Manual, DDPStrategy),
+    "lightning with a static graph": partial(in_lightning, loops.InLightning, partial(DDPStrategy, static_graph=True)),
+    "lightning with fsdp": partial(in_lightning, Sharded, partial(ModelParallelStrategy, 2, 1)),
+}
 
 
 class Lines(logging.Handler):
@@ -100,12 +107,23 @@ def heard():
     handler.lines += [str(warning.message) for warning in said]
 
 
-def main(folder, strategy, *cases):
-    for case in cases:
-        bare, monitor = trained(case, strategy), HealthMonitor(every_n_steps=1)
+def trained(folder, loop, case, monitor=None):
+    kind, _, *data = loops.FAULTS[case]
+    x, labels = (rows.roll(dist.get_rank(), 0) for rows in data)
+    weights = loops.trained(LOOPS[loop], Path(folder) / loop, kind, x, labels, monitor)
+    return [local(value).clone() for value in weights.values()] + [torch.get_rng_state()]
+
+
+def main(folder, *jobs):
+    rank = os.environ["RANK"] = os.environ["LOCAL_RANK"]
+    dist.init_process_group("gloo")
+    for job in jobs:
+        print(job, file=sys.stderr, flush=True)  # a failure is that of the last one printed
+        bare, monitor = trained(folder, *job.split(":")), HealthMonitor(every_n_steps=1)
         with heard() as texts:
-            watched = trained(case, strategy, monitor)
-        torch.save((bare, watched, monitor.verdicts, texts), Path(folder) / f"{case}.{dist.get_rank()}")
+            watched = trained(folder, *job.split(":"), monitor)
+        is_same = all(one.equal(other) for one, other in zip(bare, watched, strict=True))
+        torch.save((is_same, monitor.verdicts, texts), Path(folder) / f"{job}.{rank}")
 
 
 if __name__ == "__main__":
