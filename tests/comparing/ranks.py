@@ -1,4 +1,4 @@
-"""Compares on two ranks: python ranks.py FOLDER CASE
+"""Compares on two ranks: python ranks.py CASE ...
 
 CASE is `ddp` (a model against its copy in DDP) or `fsdp` (against its copy in FSDP2). Rank 0 prints what was found.
 """
@@ -27,7 +27,6 @@ def loss(output: Tensor) -> Tensor:
 
 def beside(case: str) -> None:
     """Compare a model with its copy on all ranks, each rank with the same batch; then with a part each."""
-    dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=2)
     model = net().eval()
     other = copy.deepcopy(model)
     wrong = copy.deepcopy(model)
@@ -45,9 +44,10 @@ def beside(case: str) -> None:
     ]
     if dist.get_rank() == 0:
         for one in found:
-            print([str(each.spot) for each in one.differences], len(one.rows))
-    dist.destroy_process_group()
+            print(case, [str(each.spot) for each in one.differences])
 
 
 if __name__ == "__main__":
-    beside(sys.argv[2])
+    dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=2)
+    for given in sys.argv[1:]:
+        beside(given)

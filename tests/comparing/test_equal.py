@@ -9,7 +9,6 @@ from comparing.nets import INPUTS, ConvNet, Recurrent, Transformer, loss, model,
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from torchvision.models import get_model
 
 from hookboard import compare
 
@@ -97,7 +96,7 @@ class Reordered(nn.Module):
         return self.net(tokens[order])[order]
 
 
-@pytest.mark.parametrize("kind", [ConvNet, Recurrent, Transformer])
+@pytest.mark.parametrize("kind", [ConvNet, Transformer])
 def test_a_model_that_permutes_its_batch_and_back_is_equal_as_a_whole(kind):
     net = model(kind)
     other = Reordered(copy.deepcopy(net))
@@ -133,31 +132,19 @@ def test_a_difference_after_a_block_that_is_compiled_in_place_says_that_it_canno
     net = model(Transformer)
     other = planted(net, lambda n: setattr(n.blocks[1], "residual", 0.9))
     other.blocks[1].compile(backend="aot_eager")
-    for right, names in ((other, None), (nn.Sequential(OrderedDict(net=other)), {"**": "net.**"})):
-        first = compare(net, right, INPUTS[Transformer], names=names).first
-        assert str(first.spot) == "blocks.2 (input)"
-        assert "blocks.1 did not run in the right model, or cannot be seen there" in first.cause
+    right = nn.Sequential(OrderedDict(net=other))
+    first = compare(net, right, INPUTS[Transformer], names={"**": "net.**"}).first
+    assert str(first.spot) == "blocks.2 (input)"
+    assert "blocks.1 did not run in the right model, or cannot be seen there" in first.cause
 
 
-def test_a_classifier_of_torchvision_is_equal_in_half_and_double():
+def test_a_model_of_transformers_is_equal_in_half_and_in_double():
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    net = get_model("shufflenet_v2_x0_5").eval()
-    images = torch.randn(2, 3, 64, 64)
-    for dtype in (torch.bfloat16, torch.float64):
-        assert is_equal(compare(net, copy.deepcopy(net).to(dtype), images))
-
-
-LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-
-
-@pytest.mark.parametrize(("make", "sizes"), [("LlamaForCausalLM", LLAMA), ("T5ForConditionalGeneration", T5)])
-def test_a_model_of_transformers_is_equal_in_half_and_in_double(make, sizes):
-    kind = getattr(pytest.importorskip("transformers"), make)
-    torch.manual_seed(0)
-    net = kind(kind.config_class(**sizes, vocab_size=50)).eval()
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    net = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
     tokens = torch.randint(3, 50, (2, 7))
-    inputs = {"input_ids": tokens} | ({"decoder_input_ids": tokens} if "T5" in make else {})
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens}
     for dtype in (torch.bfloat16, torch.float64):
         other = copy.deepcopy(net).to(dtype)
         assert is_equal(compare(net, other, inputs, loss=lambda output: output.logits.float().square().mean()))
@@ -171,13 +158,12 @@ def state_of(net):
     return tensors, gradients, modes, hooks, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("with_loss", [False, True])
 @pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_the_grad_mode_is_as_before(grad_mode, with_loss):
+def test_the_grad_mode_is_as_before(grad_mode):
     net = nn.Linear(2, 2)
     with grad_mode():
         before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        compare(net, net, torch.ones(1, 2), loss=loss if with_loss else None)
+        compare(net, net, torch.ones(1, 2), loss=loss)
         assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
 
 
@@ -227,21 +213,17 @@ def test_modules_with_other_names_are_matched_by_order_and_shape():
 
 
 def test_names_can_be_given_by_patterns():
-    net = model(Transformer)
-
-    class Renamed(nn.Module):
+    class Renamed(Transformer):
         def __init__(self):
             super().__init__()
-            self.net = copy.deepcopy(net)
-            self.net.layer = self.net.blocks
-            del self.net.blocks
+            self.layer = self.blocks
+            del self.blocks
 
         def forward(self, tokens):
-            inner = self.net
-            x = inner.words(tokens) + inner.places(torch.arange(tokens.shape[1]))
-            return inner.head(inner.norm(inner.layer(x)))
+            x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+            return self.head(self.norm(self.layer(x)))
 
-    other = Renamed()
+    net, other = model(Transformer), nn.Sequential(OrderedDict(net=model(Renamed)))
     other.net.layer[2].act = nn.ReLU()
     names = {"blocks.*": "net.layer.*", "blocks": "net.layer", "*": "net.*"}
     [found] = compare(net, other, INPUTS[Transformer], names=names).differences

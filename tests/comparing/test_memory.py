@@ -34,25 +34,19 @@ print([one.module for one in found.differences], int(peak - before))
 """
 
 
-def extra_of(python, change="", loss=None):
-    """Compare in another process; returns the modules that differ, and the MiB at the peak beyond those before."""
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc")
+@pytest.mark.parametrize(
+    ("change", "loss", "differ"),
+    [
+        ("other[3].weight.data[0] += 1", "lambda y: y.square().mean()", "['3']"),
+        ("other.bfloat16()", None, "[]"),
+    ],
+    ids=["with gradients", "in another precision"],
+)
+def test_two_models_of_256_mebibytes_together_need_less_than_768(change, loss, differ, python):
     code = MEASURE.format(change=change, loss=loss)
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([python, "-c", code], check=True, env=environment, capture_output=True, text=True)
     modules, _, extra = done.stdout.strip().rpartition(" ")
-    return modules, int(extra)
-
-
-pytestmark.append(pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc"))
-
-
-def test_two_models_of_256_mebibytes_together_need_less_than_768_with_gradients(python):
-    modules, extra = extra_of(python, "other[3].weight.data[0] += 1", "lambda y: y.square().mean()")
-    assert modules == "['3']"
-    assert extra < 3 * 256
-
-
-def test_so_do_a_model_and_its_copy_in_half_precision(python):
-    modules, extra = extra_of(python, "other.bfloat16()")
-    assert modules == "[]"
-    assert extra < 3 * 256
+    assert modules == differ
+    assert int(extra) < 3 * 256

@@ -28,37 +28,24 @@ def changed(tensor, values):
 MISTAKES = {
     # name: kind, whether it trains, change, the module and part that are named, words of the cause
     "epsilon of a norm": (Transformer, False, lambda n: setattr(n.blocks[1].norm1, "eps", 1e-6), "blocks.1.norm1 (output)", "eps 1e-05 vs. 1e-06"),
-    "transposed weight": (Transformer, False, lambda n: changed(n.blocks[0].attn.o.weight, n.blocks[0].attn.o.weight.t()), "blocks.0.attn.o (output)", "its weight differs"),
     "q and k exchanged": (Transformer, False, lambda n: swapped(n.blocks[2].attn, "q", "k"), "blocks.2.attn.q (output)", "its weight differs"),
     "GELU by tanh": (Transformer, False, lambda n: setattr(n.blocks[1], "act", nn.GELU("tanh")), "blocks.1.act (output)", "approximate none vs. tanh"),
-    "another activation": (Transformer, False, lambda n: setattr(n.blocks[1], "act", nn.ReLU()), "blocks.1.act (output)", "GELU vs. ReLU"),
     "no scale of the scores": (Transformer, False, lambda n: setattr(n.blocks[0].attn, "scale", 1.0), "blocks.0.attn.o (input)", "scale 0.35"),
-    "no causal mask": (Transformer, False, lambda n: setattr(n.blocks[2].attn, "is_causal", False), "blocks.2.attn.o (input)", "is_causal True vs. False"),
-    "softmax over the wrong axis": (Transformer, False, lambda n: setattr(n.blocks[0].attn, "softmax_dim", -2), "blocks.0.attn.o (input)", "softmax_dim -1 vs. -2"),
-    "another number of heads": (Transformer, False, lambda n: setattr(n.blocks[1].attn, "heads", 4), "blocks.1.attn.o (input)", "heads 2 vs. 4"),
     "a scaled residual": (Transformer, False, lambda n: setattr(n.blocks[1], "residual", 0.9), "blocks.1 (output)", "residual 1.0 vs. 0.9"),
     "a layer skipped": (Transformer, False, lambda n: setattr(n.blocks[1], "forward", lambda x: x), "blocks.1 (output)", "did not run in the right model"),
-    "another position table": (Transformer, False, lambda n: changed(n.places.weight, n.places.weight.flip(0)), "places (output)", "its weight differs"),
     "a missing bias": (Transformer, False, lambda n: setattr(n.blocks[0], "down", nn.Linear(32, 16, bias=False)), "blocks.0.down (output)", "its weight differs"),
-    "two layers exchanged": (Transformer, False, lambda n: swapped(n.blocks, "0", "2"), "blocks.0.attn.q (output)", "its weight differs"),
     "tied weights untied": (Transformer, False, untied, "head (weight weight)", "it is tied to words.weight in the left model"),
     "dropout left on": (Transformer, False, lambda n: n.blocks[1].drop.train(), "blocks.1.drop (output)", "evaluation mode vs. training mode"),
     "another rate of dropout": (Transformer, True, lambda n: setattr(n.blocks[1].drop, "p", 0.2), "blocks.1.drop (output)", "p 0.1 vs. 0.2"),
-    "a norm in the wrong place": (Transformer, False, lambda n: swapped(n.blocks[0], "norm1", "norm2") or n.blocks[0].norm1.weight.mul_(1.5), "blocks.0.norm1 (output)", "its weight differs"),
     "padding": (ConvNet, False, lambda n: setattr(n.conv2, "padding_mode", "circular") or setattr(n.conv2, "_reversed_padding_repeated_twice", [1, 1, 1, 1]), "conv2 (output)", "padding_mode zeros vs. circular"),
     "mean over the wrong axis": (ConvNet, False, lambda n: setattr(n, "over", (1, 2)), "head (input)", "over (2, 3) vs. (1, 2)"),
     "running statistics": (ConvNet, False, lambda n: n.norm2.running_var.mul_(1.1), "norm2 (output)", "its running_var differs"),
     "momentum": (ConvNet, True, lambda n: setattr(n.norm1, "momentum", 0.01), "norm1 (weight running_mean)", "momentum 0.1 vs. 0.01"),
-    "a norm in evaluation mode": (ConvNet, True, lambda n: n.norm1.eval(), "norm1 (output)", "training mode vs. evaluation mode"),
     "average in place of maximum": (ConvNet, False, lambda n: setattr(n, "pool", nn.AvgPool2d(2)), "pool (output)", "MaxPool2d vs. AvgPool2d"),
-    "channels in another order": (ConvNet, False, lambda n: changed(n.conv1.weight, n.conv1.weight.flip(1)), "conv1 (output)", "its weight differs"),
     "a branch detached": (ConvNet, False, lambda n: setattr(n, "detaches", True), "norm2 (gradient)", "look for detach()"),
     "a frozen weight": (ConvNet, False, lambda n: n.conv2.weight.requires_grad_(False), "conv2 (gradient weight)", "no gradient in the right model"),
     "gates in another order": (Recurrent, False, lambda n: changed(n.lstm.weight_ih_l0, n.lstm.weight_ih_l0.roll(8, 0)), "lstm (output", "its weight_ih_l0 differs"),
-    "one bias of two forgotten": (Recurrent, False, lambda n: n.lstm.bias_hh_l1.zero_(), "lstm (output", "its bias_hh_l1 differs"),
     "another step of the sequence": (Recurrent, False, lambda n: setattr(n, "last", 0), "head (input)", "last -1 vs. 0"),
-    "time and batch exchanged": (Recurrent, False, lambda n: setattr(n.lstm, "batch_first", False), "lstm (output", "batch_first True vs. False"),
-    "another padding index": (Recurrent, False, lambda n: n.words.weight[3].zero_(), "words (output)", "its weight differs"),
 }  # fmt: skip
 
 
@@ -81,9 +68,7 @@ def test_a_model_without_a_mistake_has_no_difference(kind, training):
 PAIRS = [
     ("epsilon of a norm", "GELU by tanh"),
     ("q and k exchanged", "no scale of the scores"),
-    ("a layer skipped", "another position table"),
     ("running statistics", "mean over the wrong axis"),
-    ("padding", "average in place of maximum"),
     ("gates in another order", "another step of the sequence"),
 ]
 

@@ -21,14 +21,6 @@ class ResNet(nn.Sequential):
         )  # fmt: skip
 
 
-class ConvNet(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.ConvTranspose2d(4, 4, 2), nn.AvgPool2d(2),
-            nn.Hardswish(), nn.Flatten(), nn.LazyLinear(3),
-        )  # fmt: skip
-
-
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +48,6 @@ class Recurrent(nn.Module):
 IMAGES = torch.arange(3 * 8 * 8).mul(0.7).sin().view(1, 3, 8, 8)
 WORDS = torch.arange(4).mul(7).remainder(10).view(1, 4)
 MODELS: dict[str, tuple[type[nn.Module], Tensor]] = {
-    "convnet": (ConvNet, IMAGES),
     "resnet": (ResNet, IMAGES),
     "transformer": (Transformer, WORDS),
     "lstm": (Recurrent, WORDS),
