@@ -71,14 +71,9 @@ def huge(batches):
 
 TRIED = {
     "a rate that is too small": (lambda: (net(), regression(), 1e-7, mse_loss), "note", "loss on one batch goes from"),
-    "a rate a thousand times too high": (lambda: (net(), regression(), 100, mse_loss), "alarm", "one batch diverges"),
     "a loss that diverges": (
         lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
         "alarm", "the loss on one batch diverges within",
-    ),
-    "outputs that cannot move": (
-        lambda: (nn.Sequential(net(), nn.Softmax(dim=1)), regression(), 0.1, mse_loss),
-        "alarm", "no nonzero gradient reaches any of the 4 parameters",
     ),
     "a graph that is cut": (
         lambda: (net(), regression(), 0.1, cut),
@@ -153,13 +148,6 @@ def test_a_loss_below_0_that_diverges_is_an_alarm():
     step = lambda batch: -model(batch[0]).mean().exp() - 1  # noqa: E731
     found = experiment(Setting(model, [SGD(model.parameters(), lr=1e3)], step), batch, 60)
     assert [(one.severity, one.rule) for one in found.findings] == [("alarm", "cannot_learn")]
-
-
-def test_a_loss_without_targets_that_does_not_fall_is_a_note():
-    model = net()
-    noise = lambda batch: torch.randn(()).abs() + 1 + 0 * model(batch).sum() + 1e-9 * model(batch).sum()  # noqa: E731
-    found = run_experiments(model, regression()[0][0], SGD(model.parameters(), lr=1e-6), 60, noise)
-    assert {one.severity for one in found} <= {"note"}
 
 
 def test_two_views_of_a_sample_are_no_targets():
@@ -240,41 +228,24 @@ def test_everything_is_put_back_to_the_bit(make):
     assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
 
 
-def test_everything_is_put_back_after_an_error():
+def test_after_an_error_everything_is_put_back_and_a_step_that_changes_its_batch_got_it_as_it_was_each_time():
     model = net()
-    optimizer, calls = SGD(model.parameters(), lr=0.1), []
+    optimizer, seen, ran = SGD(model.parameters(), lr=0.1), [], []
+    optimizer.register_step_post_hook(lambda *args: ran.append(1))
     before = all_of(model, optimizer)
 
     def fails(batch):
-        calls.append(1)
-        if len(calls) > 20:
+        seen.append(batch[0].sum().item())
+        if len(seen) > 20:
             raise ZeroDivisionError
+        batch[0].mul_(2)
         return step_of(model)(batch)
 
     with pytest.raises(ZeroDivisionError):
         run_experiments(model, *regression(), optimizer, 60, fails)
     assert is_same(before, all_of(model, optimizer))
-
-
-def test_a_step_that_changes_its_batch_gets_it_as_it_was_each_time():
-    seen = []
-    model = net()
-
-    def changes(batch):
-        seen.append(batch[0].sum().item())
-        batch[0].mul_(2)
-        return step_of(model)(batch)
-
-    run_experiments(model, *regression(), SGD(model.parameters(), lr=0.1), 60, changes)
     assert len(set(seen)) == 1
-
-
-def test_hooks_of_the_optimizer_do_not_run():
-    model, ran = net(), []
-    optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_post_hook(lambda *args: ran.append(1))
-    run_experiments(model, *regression(), optimizer, 60, step_of(model))
-    assert ran == []
+    assert ran == [], "hooks of the optimizer do not run"
 
 
 def test_the_budget_is_kept():
@@ -446,24 +417,17 @@ def test_of_a_loss_that_can_be_negative_a_line_says_from_where_to_where_it_goes(
     assert found.findings == ()
 
 
-def test_a_step_that_computes_derivatives_is_tried_too():
+def test_a_model_that_holds_a_sparse_tensor_and_a_step_that_computes_derivatives_are_tried_too():
     model = net()
+    model.register_buffer("links", torch.eye(32).to_sparse())
 
     def step(batch):
         x = batch[0].clone().requires_grad_()
         (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return mse_loss(slope.sum(1, keepdim=True), batch[1])
+        return mse_loss(model.links @ slope.sum(1, keepdim=True), batch[1])
 
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), *regression(), 60)
     assert found.findings == ()
-    assert "at your learning rate (0.01), on one batch: its loss falls by" in found.tried[0]
-
-
-def test_a_model_that_holds_a_sparse_tensor_is_tried():
-    model = net()
-    model.register_buffer("links", torch.eye(32).to_sparse())
-    step = lambda batch: mse_loss(model.links @ model(batch[0]), batch[1])  # noqa: E731
-    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), *regression(), 60)
     assert "at your learning rate (0.01), on one batch: its loss falls by" in found.tried[0]
 
 

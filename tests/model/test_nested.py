@@ -31,9 +31,7 @@ class Output:
         (Point(X, X), ["x", "y"]),
         (Output(X), ["logits"]),
         (Output, []),
-        (None, []),
         ("text", []),
-        (3.0, []),
     ],
 )
 def test_tensors_are_found_under_their_index_or_key(value, paths):
@@ -50,21 +48,6 @@ class Lazy:
 
     def __post_init__(self):
         self.made = self.given * 10
-
-
-@dataclass
-class Tripled:
-    tensor: Tensor
-
-    def __post_init__(self):
-        self.tensor = self.tensor * 3
-        self.note = "kept"
-
-
-@dataclass
-class Unset:
-    given: Tensor
-    later: Tensor = field(init=False)
 
 
 @dataclass(slots=True)
@@ -91,11 +74,6 @@ class Frozen:
 
 @dataclass(slots=True)
 class Slotted:
-    tensor: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenSlotted:
     tensor: Tensor
 
 
@@ -157,13 +135,9 @@ class Wraps(MutableMapping):
 
 
 VALUES: dict[str, Any] = {
-    "tuple": lambda: (X, 1),
-    "list": lambda: [X, None],
     "dict": lambda: {"a": X, 2: X},
     "nested": lambda: {"a": [X, (X, {"b": X})]},
-    "ordered": lambda: OrderedDict(last=X, first=X),
     "default": lambda: defaultdict(list, a=X),
-    "user's": lambda: UserDict(a=X),
     "own arguments": lambda: Named("me", a=X),
     "shares": lambda: Wraps({"a": X}),
     "read only": lambda: types.MappingProxyType({"a": X}),
@@ -174,10 +148,7 @@ VALUES: dict[str, Any] = {
     "init=False": lambda: Lazy(X),
     "frozen": lambda: Frozen(X),
     "slots": lambda: Slotted(X),
-    "frozen with slots": lambda: FrozenSlotted(X),
     "InitVar": lambda: Scaled(X, 3.0),
-    "changed by its constructor": lambda: Tripled(X),
-    "never set": lambda: Unset(X),
     "slot never set": lambda: UnsetSlotted(X),
     "items changed by its constructor": lambda: TripledItems(a=X),
     "both": lambda: ModelOutput(logits=X),
@@ -189,7 +160,7 @@ def contents(value):
 
 
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
-def test_a_structure_stays_the_same_with_other_tensors_in_it(make):
+def test_a_structure_stays_the_same_with_other_tensors_in_it_and_the_very_same_where_nothing_changes(make):
     value = make()
     before = contents(value)
     changed = map_tensors(lambda tensor: tensor + 1, value)
@@ -198,11 +169,6 @@ def test_a_structure_stays_the_same_with_other_tensors_in_it(make):
     assert contents(changed) == expected
     assert changed is not value
     assert contents(value) == before, "the caller's own was changed"
-
-
-@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
-def test_a_structure_in_which_nothing_changes_is_the_very_same(make):
-    value = make()
     assert map_tensors(lambda tensor: tensor, value) is value
 
 
@@ -217,7 +183,7 @@ def test_what_a_container_holds_besides_is_kept():
     assert map_tensors(lambda x: x + 1, VALUES["frozen"]()).name == "frozen"
 
 
-@pytest.mark.parametrize("make", [Tripled, Lazy, lambda x: TripledItems(a=x), lambda x: Scaled(x, 3.0)])
+@pytest.mark.parametrize("make", [Lazy, lambda x: TripledItems(a=x), lambda x: Scaled(x, 3.0)])
 def test_no_constructor_changes_the_new_tensors(make):
     changed = map_tensors(lambda tensor: torch.full_like(tensor, 7.0), make(X))
     assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
@@ -247,22 +213,20 @@ def test_a_container_that_cannot_be_made_anew_is_named():
         map_tensors(lambda x: x + 1, Closed())
 
 
-TRACED = ["tuple", "list", "dict", "nested"]
+TRACED = ["dict", "nested"]
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", [name for name in TRACED if name != "list"])
+@pytest.mark.parametrize("name", TRACED)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
 def test_common_structures_can_be_traced_in_one_graph(name):
-    torch.compiler.reset()
-
     @torch.compile(backend="eager", fullgraph=True)
     def run(value):
         return map_tensors(lambda tensor: tensor + 1, value)
 
     value = VALUES[name]()
+    assert can_be_filled(value)
     assert contents(run(value)) == contents(map_tensors(lambda tensor: tensor + 1, value))
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("name", [name for name in VALUES if name not in TRACED])
@@ -275,8 +239,3 @@ def test_what_code_of_its_class_would_have_to_make_is_not_filled_in_a_graph(name
 @pytest.mark.parametrize("value", [X, None, [None, "text"], Closed, torch.Size([2]), UserDict(a=1)])
 def test_what_needs_no_filling_can_be_filled(value):
     assert can_be_filled(value)
-
-
-@pytest.mark.parametrize("name", TRACED)
-def test_plain_containers_can_be_filled(name):
-    assert can_be_filled(VALUES[name]())

@@ -17,14 +17,11 @@ LAYERS = [f"layers.{i}.{part}" for i in range(12) for part in ("attn", "mlp.0", 
         (["layers.0.attn", "layers.1.attn"], LAYERS, "layers.0.attn, layers.1.attn"),
         (["layers.0.mlp.0", "layers.0.mlp.1"], LAYERS, "layers.0.mlp.* (2)"),
         ([n for n in LAYERS if "mlp" in n], LAYERS, "layers.*.mlp.* (24)"),
-        ([f"layers.{i}.mlp.1" for i in range(12)], LAYERS, "layers.*.mlp.1 (12)"),
         (["head", *(f"layers.{i}.attn" for i in range(12))], [*LAYERS, "head"], "head, layers.*.attn (12)"),
-        (["layer1.conv", "layer2.conv"], [], "layer1.conv, layer2.conv"),
         (["layers.0", "layers.1"], ["layers.final"], "layers.0, layers.1"),
         (["layers.0", "layers.1", "layers.final"], [], "layers.* (3)"),
         (["0", "1"], ["", "0.weight"], "* (2)"),
         (["other.0", "other.1"], ["other.0", "other.1", "other.2"], "other.0, other.1"),
-        (["head"], [], "head"),
         ([], LAYERS, ""),
     ],
 )
@@ -34,12 +31,6 @@ def test_names_that_differ_in_numbers_alone_are_one_if_all_such_are_meant(names,
 
 def test_what_is_left_is_cut_after_a_dozen():
     assert folded([f"part{i}" for i in range(20)]).endswith("part11 and 8 more")
-
-
-@pytest.mark.parametrize("pattern", ["**", "**.b", "a*", "**.*"])
-def test_a_star_stands_for_any_character_even_a_line_break(pattern):
-    assert matched(pattern, ["a\nx.b"]) or pattern == "a*"
-    assert matched(pattern, ["a\nb"]) or pattern == "**.b"
 
 
 def by_definition(pattern, name):
@@ -58,7 +49,7 @@ def by_definition(pattern, name):
 
 def test_patterns_match_what_they_are_defined_to_match():
     random = Random(0)
-    names = ["".join(random.choices("ab.", k=random.randrange(7))) for _ in range(60)]
+    names = ["".join(random.choices("ab.\n", k=random.randrange(7))) for _ in range(60)]
     for _ in range(600):
         pattern = "".join(random.choices(["a", "b", ".", "*", "**", "**."], k=random.randrange(6)))
         meant = [name for name in names if by_definition(pattern, name) and (name or pattern != "*")]

@@ -42,9 +42,7 @@ LEAVES = [
     [
         (None, None, LEAVES),
         ("conv1", None, ["conv1"]),
-        ("layer1", None, ["layer1"]),
         ("layer*", None, ["layer1", "layer2"]),
-        ("layer*.*", None, ["layer1.0", "layer1.1", "layer2.0"]),
         ("layer*.**", "Conv2d", ["layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1"]),
         ("**.conv1", None, ["layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1", "conv1"]),
         ("layer1.**.relu", None, ["layer1.0.relu", "layer1.1.relu"]),
@@ -58,15 +56,10 @@ LEAVES = [
         (None, ["Linear", "Block"], ["layer1.0", "layer1.1", "layer2.0", "heads.0", "heads.1"]),
         (None, "Hardtanh", ["layer1.0.relu", "layer1.1.relu", "layer2.0.relu"]),
         (None, ["Hardtanh", "Linear", "!ReLU6"], ["heads.0", "heads.1"]),
-        (None, "!ReLU6", [n for n in LEAVES if "relu" not in n]),
     ],
 )
 def test_patterns_and_types_select(modules, types, selected):
     assert list(select(NET, modules, types)) == selected
-
-
-def test_containers_that_are_never_called_are_left_out():
-    assert "heads" not in select(NET, "**")
 
 
 def test_default_for_parameters_is_every_module_that_owns_some():
@@ -85,11 +78,9 @@ def test_default_for_parameters_is_every_module_that_owns_some():
     [
         ("layr1.**", None, r"unknown module 'layr1\.\*\*'"),
         ("conv2", None, "'conv2'; did you mean 'conv1'"),
-        ("layer1.0.cnv1", None, r"did you mean 'layer1\.0\.conv1'"),
         ("!conv2", None, "'conv2'; did you mean 'conv1'"),
         (None, "Conv3d", "types: unknown type 'Conv3d'; did you mean 'Conv2d'"),
         (None, "!Conv3d", "unknown type 'Conv3d'"),
-        (None, nn.Conv3d, "unknown type 'Conv3d'"),
         ("heads", None, "modules='heads' selects no module: none with a forward of its own to hook matches"),
         ("conv1", "Linear", "modules='conv1', types='Linear' selects no module"),
         ("re:(", None, r"modules: 're:\(' is not a regular expression"),
@@ -115,8 +106,7 @@ def test_a_shared_module_is_selected_once():
 def test_names_do_not_show_what_compile_wraps():
     root = nn.Module()
     root.net = torch.compile(nn.Sequential(nn.Linear(1, 1)))
-    selected = select(root)
-    assert list(selected) == ["net.0"]
+    assert list(select(root)) == ["net.0"]
     assert select(root, "net")["net"] is root.net._orig_mod
 
 
