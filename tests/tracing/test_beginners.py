@@ -69,15 +69,6 @@ def huber(output, target):
     return torch.where(size < 1, 0.5 * size**2, size - 0.5).mean()
 
 
-def picked(p):
-    return p[torch.arange(N), CLASSES]
-
-
-def pooled_by_attention(net, x, dim):
-    weights = f.softmax(net.one(net.hidden(x)), dim=dim)
-    return net.three((weights * net.hidden(x)).sum(1))
-
-
 FAULTS = {
     "softmax over the samples, one-hot": (
         "batch_mixing",
@@ -204,28 +195,11 @@ def masked_in_place(net, x):
     return net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1))
 
 
-def deviation_of_the_batch(net, x, y):
-    hidden = net.hidden(x)
-    return f.cross_entropy(net.three(hidden + hidden.std(0).mean()), y)
-
-
-def shifted(net, x, y):
-    """Relative positions: the view moves them on purpose."""
-    scores = torch.bmm(net.query(x), net.key(x).transpose(1, 2))
-    scores = f.pad(scores, (1, 0)).view(N, 11, 10)[:, 1:]
-    return f.cross_entropy(net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1)), y)
-
-
 def outside_of_the_model(net, x, y):
     return f.mse_loss(net(x).std().item() * OUTSIDE, y)
 
 
 OUTSIDE = torch.zeros(N, requires_grad=True)
-
-
-def frozen_in_the_step(net, x, y):
-    net.hidden.weight.requires_grad_(False)
-    return f.cross_entropy(net(x), y)
 
 
 def one_sentence(net, x, y):
@@ -234,7 +208,6 @@ def one_sentence(net, x, y):
 
 
 HEALTHY = {
-    "softmax over classes": (BY_CLASS, lambda n, x, y: -picked(torch.log(f.softmax(n(x), dim=1))).mean()),
     "attention": (LONG, lambda n, x, y: f.cross_entropy(n.attend(x, -1), y)),
     "batch first": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm_first(x)[0][:, -1]), y)),
     "time first": (
@@ -242,7 +215,6 @@ HEALTHY = {
         lambda n, x, y: f.cross_entropy(n.three(n.lstm(x)[0][-1]), y),
     ),
     "one sentence": (BY_CLASS, one_sentence),
-    "deviation of the batch": (BY_CLASS, deviation_of_the_batch),
     "pixels flattened": (
         (IMAGES, PIXELS),
         lambda n, x, y: f.cross_entropy(n.segment(x).permute(0, 2, 3, 1).reshape(-1, 3), y.view(-1)),
@@ -251,16 +223,12 @@ HEALTHY = {
         (SEQUENCES, TAGS),
         lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10).view(-1, 3), y.view(-1)),
     ),
-    "relative positions": (LONG, shifted),
     "Dice": (MASKED, lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "a mean under a mask": (MASKED, lambda n, x, y: ((n.conv(x) ** 2) * y).sum() / y.sum()),
     "pairs": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].unsqueeze(1) - y).abs().mean()),
     "a tensor outside of the model": (BY_REAL, outside_of_the_model),
-    "a distance to all": (BY_REAL, lambda n, x, y: (n(x).pow(2).sum(1, keepdim=True) - y).abs().mean()),
     "masked in place": (LONG, lambda n, x, y: f.cross_entropy(masked_in_place(n, x), y)),
     "log_softmax twice": (BY_CLASS, lambda n, x, y: f.cross_entropy(f.log_softmax(n(x), 1), y)),
-    "frozen in the step": (BY_CLASS, frozen_in_the_step),
-    "weights of attention": (LONG, lambda n, x, y: f.cross_entropy(pooled_by_attention(n, x, 1), y)),
 }
 
 

@@ -17,12 +17,12 @@ REAL = torch.randn(16, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2
 BITS = (torch.rand(16, 3) < 0.3).float()
 
 
-def constant_of(loss, target):
-    model, batch = nn.Linear(4, 3), (X, target)
-    reader = Reader(model, batch)
+def facts_of(loss, target, *others):
+    model = nn.ModuleList([nn.Linear(4, 3), *others])
+    reader = Reader(model, (X, target))
     with reader.reading():
-        reader.take_loss(loss(model(batch[0]), batch[1]))
-    return reader.facts().constant_loss
+        reader.take_loss(loss(model[0](X), target))
+    return reader.facts()
 
 
 def searched(loss, target):
@@ -50,13 +50,13 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_it_is_the_least_loss_of_a_constant(name):
     loss, target = KNOWN[name]
-    assert constant_of(loss, target) == pytest.approx(searched(loss, target), rel=1e-4)
+    assert facts_of(loss, target).constant_loss == pytest.approx(searched(loss, target), rel=1e-4)
 
 
 def test_of_an_absolute_error_it_is_that_of_the_median():
     """Its gradient jumps, so that all targets are tried: the best constant is one of them."""
     least = [min(float((column - answer).abs().mean()) for answer in column) for column in REAL.T]
-    assert constant_of(l1_loss, REAL) == pytest.approx(sum(least) / 3, rel=1e-5)
+    assert facts_of(l1_loss, REAL).constant_loss == pytest.approx(sum(least) / 3, rel=1e-5)
 
 
 UNKNOWN = {
@@ -73,7 +73,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_of_other_losses_it_is_not_known(name):
-    assert math.isnan(constant_of(*UNKNOWN[name]))
+    assert math.isnan(facts_of(*UNKNOWN[name]).constant_loss)
 
 
 SINGLE = {
@@ -95,11 +95,7 @@ WEIGHT, HEAD = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_loss_of_several_terms_that_depend_on_the_batch_is_a_sum(name):
     loss, is_sum = SINGLE[name]
-    model, batch = nn.Linear(4, 3), (X, torch.arange(16) % 3)
-    reader = Reader(nn.ModuleList([model, HEAD]), batch)
-    with reader.reading():
-        reader.take_loss(loss(model(batch[0]), batch[1]))
-    assert reader.facts().is_sum is is_sum
+    assert facts_of(loss, torch.arange(16) % 3, HEAD).is_sum is is_sum
 
 
 ITEMS = nn.Embedding(9, 3)
@@ -124,8 +120,5 @@ CLASSES_OF = {
 @pytest.mark.parametrize("name", CLASSES_OF)
 def test_the_number_of_classes_is_the_width_of_what_the_loss_takes(name):
     loss, count = CLASSES_OF[name]
-    net = nn.ModuleList([nn.Linear(4, 3), ITEMS])
-    reader = Reader(net, (X, NUMBERS))
-    with reader.reading():
-        reader.take_loss(loss(net[0](X), NUMBERS))
-    assert (reader.facts().classes, reader.facts().is_sum) == (count, not count)
+    facts = facts_of(loss, NUMBERS, ITEMS)
+    assert (facts.classes, facts.is_sum) == (count, not count)

@@ -1,5 +1,6 @@
 """What is found in a step that is wrong, and that nothing is found in one that is not."""
 
+import contextlib
 import math
 import time
 
@@ -97,15 +98,6 @@ def test_an_audit_runs_no_backward_pass_of_an_own_function():
     model = nn.Linear(4, 3)
     audit(model, X, lambda x: Counted.apply(model(x)).square().mean())
     assert Counted.backward_passes == 0
-
-
-def test_the_audit_of_a_step_says_so_if_all_gradients_are_exactly_0():
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    nn.init.constant_(model[0].bias, -100.0)  # no unit is ever on
-    batch = torch.randn(8, 4)
-    [alarm] = [one for one in audit(model, batch, lambda x: (model(x) - 1).square().mean()) if one.severity == "alarm"]
-    assert (alarm.rule, alarm.module) == ("cut", "")
-    assert "the gradients of all 2 trainable parameters are exactly 0" in alarm.evidence
 
 
 @pytest.mark.parametrize(
@@ -263,17 +255,6 @@ def test_a_detach_that_leaves_parameters_without_gradient_is_named():
     assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
 
 
-def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-
-    def step(batch):
-        judged = model[1](model[0](batch).detach())
-        return binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
-
-    (found,) = audit(model, X, step)
-    assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
-
-
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_derivatives_in_a_term_of_the_loss_need_a_graph(create_graph):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -359,19 +340,6 @@ def test_a_dropout_that_leaves_next_to_nothing_is_an_alarm_as_module_and_as_func
         assert one.is_hard
     of_data = nn.Sequential(nn.Dropout(p), nn.Linear(4, 3)).train(training)
     assert not any(one.is_hard for one in found_in(of_data, cross_entropy, CLASSES, None) if one.rule == "dropout")
-
-
-def test_no_grad_that_leaves_parameters_without_gradient_is_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-
-    def step(batch):
-        with torch.no_grad():
-            hidden = model[0](batch[0])
-        return cross_entropy(model[1](hidden), batch[1])
-
-    (found,) = audit(model, (X, CLASSES), step)
-    assert found.rule == "cut"
-    assert "torch.no_grad()" in found.evidence
 
 
 def test_a_stopped_gradient_that_leaves_every_parameter_another_way_is_no_fault():
@@ -553,29 +521,25 @@ def test_a_step_and_a_loss_that_is_a_tensor_are_asked_for():
         audit(net(), X, lambda batch: 1.0)
 
 
-def test_the_model_and_the_random_state_are_put_back():
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_model_and_the_random_state_are_put_back_also_after_an_error(is_broken):
     model = Classifier()
     model.net[0].weight.grad = torch.ones(3, 4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    audit(model, (X, CLASSES))
+
+    def step(batch):
+        loss = model.training_step(batch, 0)
+        if is_broken:
+            raise ZeroDivisionError
+        return loss
+
+    with pytest.raises(ZeroDivisionError) if is_broken else contextlib.nullcontext():
+        audit(model, (X, CLASSES), step)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(model.net[0].weight.grad, torch.ones(3, 4))
     assert model.net[0].bias.grad is None
-
-
-def test_a_step_that_raises_leaves_no_trace_either():
-    model = Classifier()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def step(batch):
-        model.net(batch[0])
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        audit(model, (X, CLASSES), step)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_loss_of_infinities_is_read_without_an_error():

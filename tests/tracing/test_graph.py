@@ -98,20 +98,6 @@ def test_a_custom_operator_runs_once():
     assert len(CALLS) == 1
 
 
-def test_hooks_on_saved_tensors_are_called_once():
-    net, calls = nn.Sequential(nn.Linear(4, 3), nn.Tanh()), []
-
-    def step(x):
-        x = x.clone().requires_grad_()
-        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].square().mean()
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: calls.append(1) or one, lambda one: one):
-        step(X)
-        alone = len(calls)
-        audit(net, X, step)
-    assert len(calls) == 2 * alone
-
-
 def test_a_step_inside_of_transforms_is_read():
     net = nn.Linear(4, 3)
 
@@ -200,36 +186,6 @@ def test_nothing_is_asked_where_code_of_the_user_would_run_and_why_is_said(step,
     assert asked(step, X, CLASSES) == why
 
 
-def beside(call):
-    """Makes a net whose last layer takes what its first one gives, plus what a call makes of that."""
-
-    def loss_of(net, x):
-        hidden = net[0](x)
-        return cross_entropy(net[1](hidden + call(net, hidden)), CLASSES)
-
-    return lambda: (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), loss_of)
-
-
-class Counting(torch.autograd.Function):
-    calls = 0
-
-    @staticmethod
-    def forward(context, x):
-        return x * 2
-
-    @staticmethod
-    def backward(context, gradient):
-        Counting.calls += 1
-        return gradient * 2
-
-
-@pytest.mark.trains
-def test_a_custom_function_passes_gradients_back_once_in_each_step():
-    Counting.calls = 0
-    fit(None, Steps(beside(lambda net, hidden: Counting.apply(hidden))), batches(8, 8), HealthMonitor())
-    assert Counting.calls == 2
-
-
 @newer_torch
 @pytest.mark.compiles
 @pytest.mark.trains
@@ -243,5 +199,11 @@ def test_a_hook_in_compiled_code_runs_once():
         return output
 
     compiled = torch.compile(with_hook_inside, backend="eager")
-    fit(None, Steps(beside(compiled)), batches(8, 8), HealthMonitor())
+
+    def loss_of(net, x):
+        hidden = net[0](x)
+        return cross_entropy(net[1](hidden + compiled(net, hidden)), CLASSES)
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    fit(None, Steps(lambda: (net, loss_of)), batches(8, 8), HealthMonitor())
     assert len(calls) == 2

@@ -39,12 +39,6 @@ def thrown_away(step):
     return [one for one in monitor.verdicts if one.rule == "cut" and "trains nothing" in one.evidence]
 
 
-def cleared_before_the_step(model, optimizer, x):
-    model.manual_backward(model.loss_of(x))
-    optimizer.zero_grad()
-    optimizer.step()
-
-
 def cleared_after_the_step(model, optimizer, x):
     model.manual_backward(model.loss_of(x))
     optimizer.step()
@@ -75,13 +69,6 @@ def for_the_gradient_of_an_activation(model, optimizer, x):
     model.map = hidden.grad
     optimizer.zero_grad()
     cleared_after_the_step(model, optimizer, x)
-
-
-def test_a_gradient_that_is_cleared_before_an_optimizer_steps_is_an_alarm():
-    (found,) = thrown_away(cleared_before_the_step)
-    assert found.severity == "alarm"
-    assert "the term at test_ledger.py:24 (in net)" not in found.evidence  # the line is not inside of a layer
-    assert "test_ledger.py:24" in found.evidence
 
 
 def as_a_dry_run(model, optimizer, x):
