@@ -1,8 +1,7 @@
 """Trains on two ranks in several loops and saves the verdicts of each rank: python looped.py FOLDER LOOP ...
 
 LOOP is `trainer` or `trainer_fsdp` (a Lightning Trainer), `ddp` or `fsdp` (a bare loop with DDP or FSDP2), `fabric`,
-`fabric_fp16` and `trainer_fp16`, or `transformers`; `trainer_evaluates` and `transformers_evaluates` evaluate at the
-end. Only rank 0 has NaN as input, and only in the last batch; where it is evaluated, there is none.
+`fabric_fp16` and `trainer_fp16`, or `transformers`. Only rank 0 has NaN as input, and only in the last batch.
 """
 
 import os
@@ -20,9 +19,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
-from toys import Toy, batches, fit, mlp
+from toys import Toy, batches, fit, fit_in_transformers, mlp
 
-from hookboard import ActivationLogger, for_transformers, watch
+from hookboard import watch
 
 RANK = int(os.environ.get("LOCAL_RANK", 0))
 STEPS = 6
@@ -54,9 +53,9 @@ def shard(net):
         fully_shard(layer)
 
 
-def data_of(rank, has_nan=True):
+def data_of(rank):
     data = batches(*[4] * 2 * STEPS)[rank::2]
-    if rank == 0 and has_nan:
+    if rank == 0:
         data[-1] = torch.full_like(data[-1], torch.nan)
     return data
 
@@ -66,15 +65,13 @@ def scaler():
 
 
 def in_a_trainer(folder, loop, callbacks):
-    options, evaluates = {"strategy": "ddp", "devices": 2}, loop.endswith("evaluates")
-    if evaluates:
-        options |= {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
+    options = {"strategy": "ddp", "devices": 2}
     if loop == "trainer_fsdp":
         options["strategy"] = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     if loop == "trainer_fp16":
         options["plugins"] = MixedPrecision("16-mixed", "cpu", scaler())
     model = Sharded(mlp()) if loop == "trainer_fsdp" else Toy(mlp())
-    fit(folder, model, data_of(RANK, not evaluates), *callbacks, use_distributed_sampler=False, **options)
+    fit(folder, model, data_of(RANK), *callbacks, use_distributed_sampler=False, **options)
 
 
 def train(fabric, model, optimizer, folder, callbacks):
@@ -105,31 +102,9 @@ def in_fabric(folder, loop, callbacks):
 
 
 def in_transformers(folder, loop, callbacks):
-    import transformers
-
-    evaluates = loop.endswith("evaluates")
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        optim="sgd",
-        learning_rate=0.01,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        eval_strategy="epoch" if evaluates else "no",
-        num_train_epochs=1,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        ddp_backend="gloo",
-    )
-    pairs = zip(data_of(0, not evaluates), data_of(1), strict=True)
-    rows = [{"x": row} for pair in pairs for batch in pair for row in batch]
-    data = {"train_dataset": rows, "eval_dataset": rows if evaluates else None}
-    transformers.Trainer(Output(), arguments, **data, callbacks=[for_transformers(callbacks)]).train()
+    everyones = [batch for pair in zip(data_of(0), data_of(1), strict=True) for batch in pair]
+    options = {"optim": "sgd", "learning_rate": 0.01, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    fit_in_transformers(folder, Output(), everyones, callbacks, logging_steps=1, ddp_backend="gloo", **options)
 
 
 def main(folder, *loops):
@@ -139,8 +114,6 @@ def main(folder, *loops):
     run = {"trainer": in_a_trainer, "fabric": in_fabric, "transformers": in_transformers}
     for loop in loops:
         callbacks, backward = everything(), torch.autograd.backward
-        if loop.endswith("evaluates"):
-            callbacks.insert(0, ActivationLogger(stages="validate", every_n_steps=1))
         run.get(loop.split("_")[0], in_a_bare_loop)(Path(folder) / loop / str(RANK), loop, callbacks)
         assert torch.autograd.backward is backward
         said = [(v.severity, v.rule, v.module, v.since) for v in callbacks[-1].verdicts]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.spawns
 
 HAS_TRANSFORMERS = all(map(importlib.util.find_spec, ["transformers", "accelerate"]))
 LOOPS = ["trainer", "ddp", "fabric", "trainer_fp16", "fabric_fp16", *(["trainer_fsdp", "fsdp"] if HAS_FSDP else [])]
-LOOPS += ["transformers", "transformers_evaluates", "trainer_evaluates"] if HAS_TRANSFORMERS else []
+LOOPS += ["transformers"] if HAS_TRANSFORMERS else []
 needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason="transformers or accelerate is not installed")
 
 
@@ -64,10 +64,3 @@ def test_transformers_logs_and_says_what_a_lightning_trainer_does(folder):
     mine = logged_but_of_the_alarm(folder / "transformers" / "0" / "hookboard")
     assert_equal(mine, logged_but_of_the_alarm(folder / "trainer" / "0"))
     assert said(folder, "transformers") == said(folder, "trainer")
-
-
-@needs_transformers
-def test_an_evaluation_in_transformers_is_logged_as_a_validation_of_a_lightning_trainer(folder):
-    mine = logged(folder / "transformers_evaluates" / "0" / "hookboard")
-    assert any(tag.startswith("validate_activation_mean/") for _, tag in mine)
-    assert_equal(mine, logged(folder / "trainer_evaluates" / "0"))
