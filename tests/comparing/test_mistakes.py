@@ -41,11 +41,13 @@ MISTAKES = {
     "mean over the wrong axis": (ConvNet, False, lambda n: setattr(n, "over", (1, 2)), "head (input)", "over (2, 3) vs. (1, 2)"),
     "running statistics": (ConvNet, False, lambda n: n.norm2.running_var.mul_(1.1), "norm2 (output)", "its running_var differs"),
     "momentum": (ConvNet, True, lambda n: setattr(n.norm1, "momentum", 0.01), "norm1 (weight running_mean)", "momentum 0.1 vs. 0.01"),
+    "a norm in evaluation mode": (ConvNet, True, lambda n: n.norm1.eval(), "norm1 (output)", "training mode vs. evaluation mode"),
     "average in place of maximum": (ConvNet, False, lambda n: setattr(n, "pool", nn.AvgPool2d(2)), "pool (output)", "MaxPool2d vs. AvgPool2d"),
     "a branch detached": (ConvNet, False, lambda n: setattr(n, "detaches", True), "norm2 (gradient)", "look for detach()"),
     "a frozen weight": (ConvNet, False, lambda n: n.conv2.weight.requires_grad_(False), "conv2 (gradient weight)", "no gradient in the right model"),
     "gates in another order": (Recurrent, False, lambda n: changed(n.lstm.weight_ih_l0, n.lstm.weight_ih_l0.roll(8, 0)), "lstm (output", "its weight_ih_l0 differs"),
     "another step of the sequence": (Recurrent, False, lambda n: setattr(n, "last", 0), "head (input)", "last -1 vs. 0"),
+    "time and batch exchanged": (Recurrent, False, lambda n: setattr(n.lstm, "batch_first", False), "lstm (output", "batch_first True vs. False"),
 }  # fmt: skip
 
 

@@ -361,27 +361,6 @@ def test_a_loss_that_becomes_negative_is_not_judged():
     assert run_experiments(model, *regression(), SGD(model.parameters(), lr=1.0), 60, step) == []
 
 
-def test_an_average_of_weights_that_the_step_makes_is_put_back():
-    class Averages(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net, self.average = net(), net().requires_grad_(False)
-
-        def training_step(self, batch):
-            with torch.no_grad():
-                for mine, other in zip(self.average.parameters(), self.net.parameters(), strict=True):
-                    mine.mul_(0.9).add_(0.1 * other + 1)
-            return mse_loss(self.net(batch[0]), self.average(batch[0]))
-
-        def configure_optimizers(self):
-            return SGD(self.net.parameters(), lr=0.1)
-
-    model = Averages()
-    before = copy.deepcopy(model.state_dict())
-    checkup(model, regression())
-    assert is_same(before, model.state_dict())
-
-
 def test_a_dict_that_makes_what_it_is_asked_for_is_not_asked():
     class Makes(dict):
         def __getitem__(self, name):

@@ -81,6 +81,7 @@ def test_default_for_parameters_is_every_module_that_owns_some():
         ("!conv2", None, "'conv2'; did you mean 'conv1'"),
         (None, "Conv3d", "types: unknown type 'Conv3d'; did you mean 'Conv2d'"),
         (None, "!Conv3d", "unknown type 'Conv3d'"),
+        (None, nn.Conv3d, "unknown type 'Conv3d'"),
         ("heads", None, "modules='heads' selects no module: none with a forward of its own to hook matches"),
         ("conv1", "Linear", "modules='conv1', types='Linear' selects no module"),
         ("re:(", None, r"modules: 're:\(' is not a regular expression"),

@@ -230,6 +230,18 @@ def test_as_many_boxes_as_channels_or_rows_of_one_picture_are_no_samples(boxes):
     assert audit(nn.ModuleList([stem, head]), (picture, torch.arange(boxes) % 3), step) == ()
 
 
+@pytest.mark.parametrize("positions", [7, 8])
+def test_a_reshape_that_mixes_samples_is_an_alarm_whatever_the_number_of_positions(positions):
+    embed, net, head = nn.Embedding(20, 6), nn.GRU(6, 8), nn.Linear(8 * positions, 3)
+    tokens = torch.randint(0, 20, (4, positions))
+
+    def step(batch):
+        return cross_entropy(head(net(embed(batch[0]).transpose(0, 1))[0].reshape(4, -1)), batch[1])
+
+    found = audit(nn.ModuleList([embed, net, head]), (tokens, CLASSES), step)
+    assert [(one.rule, one.evidence.split(" at ")[0]) for one in found] == [("batch_mixing", "reshape")]
+
+
 @pytest.mark.parametrize("positions", [4, 6])
 def test_a_forgotten_batch_first_is_an_alarm_also_with_as_many_positions_as_samples(positions):
     model = nn.Sequential(nn.Embedding(20, 8), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0))

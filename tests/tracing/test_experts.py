@@ -48,6 +48,10 @@ def batch(seed=0):
     return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
+def batches(count):
+    return torch.cat([batch(seed) for seed in range(count)])
+
+
 def found_in(net, x):
     return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule == "experts"]
 
@@ -183,13 +187,6 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.unit
-def test_the_blocks_of_a_network_that_labels_for_itself_are_no_experts():
-    net = Blocks()
-    found = audit(net, batch(), lambda x: cross_entropy(net(x), net(x + 0.1).argmax(-1)))
-    assert [one for one in found if one.rule == "experts"] == []
-
-
-@pytest.mark.unit
 def test_the_blocks_of_another_network_that_rates_the_best_action_are_no_experts():
     torch.manual_seed(0)
     nets = nn.ModuleDict({"now": Blocks(), "target": Blocks()})
@@ -261,20 +258,19 @@ def counts_of(monitor):
 @pytest.mark.trains
 def test_picks_that_a_layer_returns_are_counted_whatever_they_were_picked_by(tmp_path):
     net = Noisy()
-    monitor = in_lightning(tmp_path, net, torch.cat([batch(seed) for seed in range(3)]))
-    assert counts_of(monitor) == [net.seen[-1].tolist()]
+    assert counts_of(in_lightning(tmp_path, net, batches(3))) == [net.seen[-1].tolist()]
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("kind", [ByHand, OverTokens])
 def test_outputs_that_do_not_show_what_is_picked_are_not_counted(kind, tmp_path):
-    assert counts_of(in_lightning(tmp_path, kind(), torch.cat([batch(seed) for seed in range(3)]))) == []
+    assert counts_of(in_lightning(tmp_path, kind(), batches(3))) == []
 
 
 @pytest.mark.trains
 def test_the_picks_count_and_not_the_best_of_a_loss_that_balances(tmp_path):
     net = preferring(Balanced(), 0)
-    monitor = in_lightning(tmp_path, net, torch.cat([batch(seed) for seed in range(6)]))
+    monitor = in_lightning(tmp_path, net, batches(6))
     assert sum(counts_of(monitor)[0]) == 2 * TOKENS
     assert of_experts(monitor.verdicts) == []
 
@@ -313,8 +309,7 @@ each_loop = pytest.mark.parametrize(("train", "is_whole"), [(in_lightning, True)
 @pytest.mark.trains
 @each_loop
 def test_in_a_training_one_verdict_says_that_most_experts_are_unused(train, is_whole, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(6)])
-    verdicts = train(tmp_path, preferring(Routed(is_whole=is_whole), 0, 1), rows).verdicts
+    verdicts = train(tmp_path, preferring(Routed(is_whole=is_whole), 0, 1), batches(6)).verdicts
     assert [one.rule for one in verdicts if one.severity == "alarm"] == ["experts"]
     assert len([one for one in verdicts if one.rule == "no_gradient"]) <= 1
 
@@ -326,29 +321,26 @@ def of_experts(verdicts):
 @pytest.mark.trains
 @each_loop
 def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(8)])
-    verdicts = train(tmp_path, Turning(3, 99, is_whole), rows).verdicts
+    verdicts = train(tmp_path, Turning(3, 99, is_whole), batches(8)).verdicts
     assert of_experts(verdicts) == [("alarm", 3, None)]
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize(("train", "since"), [(in_lightning, 0), (in_hugging_face, 3), (in_lightning, 99)])
 def test_where_no_layer_gives_the_scores_the_rows_that_experts_give_are_counted(train, since, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(8)])
-    (found, *_) = of_experts(train(tmp_path, Offset(since), rows).verdicts) or [None]
+    (found, *_) = of_experts(train(tmp_path, Offset(since), batches(8)).verdicts) or [None]
     assert found == (("alarm", since, None) if since < 99 else None)
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize(("until", "said"), [(1, []), (5, [("note", 0, 4)])])
 def test_a_router_that_mends_itself_is_told_with_its_last_step_unless_that_is_the_first(until, said, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(12)])
-    assert of_experts(in_lightning(tmp_path, Turning(0, until), rows).verdicts) == said
+    assert of_experts(in_lightning(tmp_path, Turning(0, until), batches(12)).verdicts) == said
 
 
 @pytest.mark.trains
 def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(tmp_path):
-    net, rows, picked = preferring(Routed(), 0), torch.cat([batch(seed) for seed in range(8)]), []
+    net, rows, picked = preferring(Routed(), 0), batches(8), []
     net.gate.register_forward_hook(lambda gate, given, scores: picked.append(scores.detach().double().topk(2).indices))
     monitor, toy = HealthMonitor(every_n_steps=1), Toy(net, loss=lambda found: found["loss"])
     fit(tmp_path, toy, list(rows.split(TOKENS)), monitor, accumulate_grad_batches=2)
@@ -363,8 +355,7 @@ def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(
 @pytest.mark.trains
 @each_loop
 def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
-    rows = torch.cat([batch(seed) for seed in range(6)])
-    verdicts = train(tmp_path, Routed(is_whole=is_whole), rows).verdicts
+    verdicts = train(tmp_path, Routed(is_whole=is_whole), batches(6)).verdicts
     assert [one.rule for one in verdicts if one.rule in ("experts", "no_gradient")] == []
 
 

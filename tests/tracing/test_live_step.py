@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.tracing import program
 from hookboard.tracing.questions import STEP
 
 pytestmark = pytest.mark.trains
@@ -195,20 +193,6 @@ def test_no_tensor_of_the_step_outlives_its_backward_pass():
     finally:
         gc.enable()
     assert alive[0] == [False]
-
-
-def test_the_trace_is_called_for_no_function_that_hookboard_calls(monkeypatch):
-    callers, caller_in = [], program.StepTrace._caller_in
-
-    def noted(trace, handler):
-        callers.append(Path(handler.f_back.f_code.co_filename))
-        return caller_in(trace, handler)
-
-    monkeypatch.setattr(program.StepTrace, "_caller_in", noted)
-    assert_read_and_the_same(Faulty)
-    own = Path(program.__file__).parents[1]
-    assert callers
-    assert not [str(path) for path in callers if own in path.parents]
 
 
 class TrainsAnother(Toy):

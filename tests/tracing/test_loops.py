@@ -223,6 +223,23 @@ def test_inputs_out_of_scale_are_found_once_in_each_loop(tmp_path, loop):
     assert [verdict.rule for verdict in monitor.verdicts].count("input_scale") == 1
 
 
+def findings_of(loss_of, outputs=1):
+    """The rules that fire on a loss of outputs and targets, in a loop that tells no batch."""
+    model, monitor = nn.Sequential(nn.Linear(4, outputs)), HealthMonitor(every_n_steps=1)
+    optimizer = optimizer_of(model)
+    with watch(model, optimizer, monitor) as run:
+        for x, targets in batches_of(X, REAL):
+            with run.step():
+                loss_of(model(x), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return STEP & {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_a_target_is_known_where_the_loop_tells_no_batch():
+    assert findings_of(lambda outputs, targets: (outputs - targets).square().mean()) == {"loss_shape"}
+
+
 def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loop_tells_no_batch():
     model, monitor = nn.Sequential(nn.Linear(4, 1)), HealthMonitor(every_n_steps=1)
     optimizer = optimizer_of(model)
@@ -234,13 +251,8 @@ def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loo
 
 
 def test_a_constant_is_no_target_where_the_loop_tells_no_batch():
-    class Shifted(Broadcasts):
-        def loss_of(self, x, labels):
-            return (self.net(x).expand(-1, 3) - torch.zeros(3) - labels[:, None]).square().mean()
-
-    monitor = HealthMonitor(every_n_steps=1)
-    trained(bare, None, Shifted, X, REAL, monitor)
-    assert STEP.isdisjoint(verdict.rule for verdict in monitor.verdicts)
+    means = torch.zeros(3)
+    assert not findings_of(lambda outputs, targets: (outputs - means - targets[:, None]).square().mean(), 3)
 
 
 class Logits(SeesLaterTokens):

@@ -50,6 +50,7 @@ LOSSES = {
     ),
     "classes second": (lambda x: functional.cross_entropy(x.mT, TOKENS), negative_logarithms),
     "mse": (lambda x: functional.mse_loss(x, REAL), lambda x: by_row((x - REAL).square())),
+    "squares": (lambda x: (x - REAL).square().mean(-1).mean(), lambda x: by_row((x - REAL).square())),
     "l1": (lambda x: functional.l1_loss(x, REAL), lambda x: by_row((x - REAL).abs())),
     "mse of flat rows": (
         lambda x: functional.mse_loss(x[..., 0].reshape(-1), REAL[..., 0].flatten()),

@@ -280,17 +280,6 @@ def an_optimizer_of_its_own_steps(seen):
 
 
 @effect
-def the_step_differentiates_by_its_input(seen):
-    def during(model, output):
-        given = output.detach().requires_grad_()
-        model.net(given).square().sum().backward()
-        model.zero_grad()
-        return model.net(given + 0.1 * given.grad.sign()).mean()
-
-    return during
-
-
-@effect
 def a_layer_is_reparametrized_in_the_first_step_and_another_is_pruned(seen):
     layer, pruned, calls = nn.Linear(4, 4), nn.Linear(4, 4), itertools.count()
 
