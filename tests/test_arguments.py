@@ -191,7 +191,6 @@ RESULTS = {
 # Those left out run at once or need a package: tests/auditing, tests/experiments, tests/report, tests/callbacks.
 CALLABLE = sorted({*api.__all__} - RESULTS - {"audit", "checkup", "compare", "for_transformers", "read", "record"})
 ARGUMENTS = [(name, argument) for name in CALLABLE for argument in inspect.signature(getattr(api, name)).parameters]
-CALLBACKS = [(name, argument) for name, argument in ARGUMENTS if name in toys.CALLBACKS]
 IN_YAML = ["None", "True", "-1", "0", "2", "2.5", "nan", "'x'", "[]", "['x']", "{'x': 1}"]
 
 
@@ -217,11 +216,6 @@ def needed_by(name):
     return {**by_type, **NEEDED.get(name, {})}
 
 
-@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
-def test_what_every_argument_takes_is_known(name, argument):
-    assert taken_by(name, argument) is not None, "add it to MEANT or MEANT_THERE"
-
-
 def make(name, /, **given):
     made = getattr(api, name)(**{**needed_by(name), **given})
     if name == "capture":
@@ -237,8 +231,10 @@ def names_it(message, argument, value):
     return argument.removesuffix("s") in said and any(" ".join(repr(v).split())[:30] in said for v in [value, *within])
 
 
-@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
-def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
+def faults_of(name, argument):
+    """What is wrong in how an argument takes or refuses each value."""
+    if taken_by(name, argument) is None:
+        return ["add it to MEANT or MEANT_THERE"]
     must, may = taken_by(name, argument)
     wrong = []
     for label, value in GIVEN.items():
@@ -257,14 +253,11 @@ def test_an_argument_means_something_or_is_refused_by_its_name(name, argument):
                 wrong.append(f"{label} is taken")
             elif name not in ("capture", "watch") and getattr(made, argument) is not given:
                 wrong.append(f"{label} is not kept as it was given")
-    assert wrong == []
+    return wrong
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it
-@pytest.mark.parametrize(("name", "argument"), CALLBACKS)
-def test_in_yaml_it_is_refused_as_well(name, argument):
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Callback, "callback")
+def faults_in_yaml(name, argument, parser):
+    """What is wrong in how an argument of a callback takes or refuses each value that YAML can hold."""
     needed = {"rule": {"class_path": "hookboard.Zero"}} if name == "Intervention" else {}
     wrong = []
     for label in IN_YAML:
@@ -279,7 +272,19 @@ def test_in_yaml_it_is_refused_as_well(name, argument):
         else:
             if label not in taken_by(name, argument)[1]:
                 wrong.append(f"{label} is taken")
-    assert wrong == []
+    return wrong
+
+
+def test_an_argument_means_something_or_is_refused_by_its_name():
+    assert {each: found for each in ARGUMENTS if (found := faults_of(*each))} == {}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it
+def test_in_yaml_it_is_refused_as_well():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Callback, "callback")
+    of_callbacks = [(name, argument) for name, argument in ARGUMENTS if name in toys.CALLBACKS]
+    assert {each: found for each in of_callbacks if (found := faults_in_yaml(*each, parser))} == {}
 
 
 def cnn():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from oracle import assert_true, normal
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from hookboard import Statistic
 from hookboard.measure.statistics import FORMULAS, plan
@@ -44,9 +43,21 @@ class Doubles(nn.Module):
         return 2 * x
 
 
-@pytest.fixture
-def readings():
-    """Of a network of which each thread makes forward and backward passes of its own."""
+FACTORS = {
+    ("0", "input"): 1,
+    ("0", "output"): 2,
+    ("1", "input"): 2,
+    ("1", "output"): 4,
+    ("1", "grad_output"): 1,
+    ("1", "grad_input"): 2,
+    ("0", "grad_output"): 2,
+    ("0", "grad_input"): 4,
+}
+"""How many times as large as the input of its call each tensor is."""
+
+
+def test_every_call_of_every_thread_is_measured_once():
+    """Each thread makes forward and backward passes of its own."""
     net = nn.Sequential(Doubles(), Doubles())
     own = Statistic("own", lambda x: x.double().square().sum(), merge="sum")
     table = Table(plan((*FORMULAS, own)), torch.device("cpu"), histogram=True)
@@ -60,38 +71,16 @@ def readings():
             (net(x) * x.detach()).sum().backward()
 
     in_threads(passes)
-    found = table.send()().values()
+    found = {(reading.site.name, reading.site.role): reading for reading in table.send()().values()}
     taps.detach()
-    return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
-
-
-FACTORS = {
-    ("0", "input"): 1,
-    ("0", "output"): 2,
-    ("1", "input"): 2,
-    ("1", "output"): 4,
-    ("1", "grad_output"): 1,
-    ("1", "grad_input"): 2,
-    ("0", "grad_output"): 2,
-    ("0", "grad_input"): 4,
-}
-
-
-def test_every_call_of_every_thread_is_measured_once(readings):
-    found, inputs = readings
     assert found.keys() == FACTORS.keys()
     for site, factor in FACTORS.items():
         statistics = dict(found[site].statistics)
-        tensors = [factor * x.detach() for x in inputs]
+        tensors = [factor * x.detach() for of_thread in inputs for x in of_thread]
         own = statistics.pop("own")
         assert own == pytest.approx(sum(t.double().square().sum().item() for t in tensors))
         assert_true(statistics, tensors)
-
-
-def test_the_bins_of_all_threads_add_up(readings):
-    found, inputs = readings
-    for reading in found.values():
-        assert reading.histogram.counts.sum() == sum(x.numel() for x in inputs)
+        assert found[site].histogram.counts.sum() == sum(t.numel() for t in tensors)
 
 
 class Adds(nn.Module):
@@ -120,13 +109,3 @@ def test_what_a_module_passes_back_to_inputs_that_another_thread_has_made_is_its
     add(*made).sum().backward()
     taps.detach()
     assert {index: grad.tolist() for index, grad in found.items()} == {"0": [1.0, 1.0], "1": [1.0, 1.0]}
-
-
-def test_numbers_of_hooks_are_taken_and_never_given_back():
-    net = nn.Sequential(*[nn.Linear(1, 1) for _ in range(3)])
-    before = RemovableHandle.next_id
-    taps = Taps(select(net), ["input", "output"], lambda site: lambda tensor: None)
-    taps.attach()
-    assert RemovableHandle.next_id == before + 6
-    taps.detach()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net)
