@@ -10,9 +10,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections import defaultdict
 from pathlib import Path, PurePath
-from types import SimpleNamespace
 
 import pytest
 import setuptools
@@ -21,15 +19,11 @@ from packaging.requirements import Requirement
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read TOML")
 
 ROOT = Path(__file__).parents[1]
-
 CONFIGURED = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
 DECLARED = CONFIGURED["project"]
 
 NAMES = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 """Of what is imported, where the distribution has another."""
-
-PINS = runpy.run_path(str(ROOT / ".ci" / "pins.py"))
 
 KERNEL = "hookboard/measure/_native"
 
@@ -220,33 +214,10 @@ def test_what_make_installs_has_a_version_that_was_tested_last_and_that_is_allow
 
 def test_the_versions_that_were_tested_last_are_exact_and_have_no_address():
     heading, *lines = (ROOT / "requirements" / "tested.txt").read_text().splitlines()
-    assert heading == PINS["HEADING"]
+    assert heading == runpy.run_path(str(ROOT / ".ci" / "pins.py"))["HEADING"]
     assert lines == sorted(lines)
     exact = re.compile(r'[a-z0-9-]+==[\w.]+( ; python_full_version >= "[\d.]+")?')
     assert [line for line in lines if not exact.fullmatch(line)] == []
-
-
-@pytest.mark.parametrize(
-    ("needs", "line"),
-    [
-        (None, "some-name==1.0"),
-        (">=3.9", "some-name==1.0"),
-        ("!=3.14.1, >= 3.11.5", 'some-name==1.0 ; python_full_version >= "3.11.5"'),
-    ],
-)
-def test_what_only_a_newer_python_may_have_is_not_asked_of_the_oldest(needs, line):
-    assert PINS["pins"]([distribution("Some_Name", "1.0", needs)]) == [line]
-
-
-def test_neither_hookboard_nor_what_torch_needs_for_cuda_has_a_line():
-    left_out = ["hookboard", "nvidia-cublas", "cuda_bindings", "triton"]
-    found = PINS["pins"]([distribution(name, "1") for name in [*left_out, "numpy"]])
-    assert found == ["numpy==1"]
-
-
-def distribution(name, version, needs=None):
-    metadata = {"Name": name} | ({"Requires-Python": needs} if needs else {})
-    return SimpleNamespace(metadata=defaultdict(lambda: None, metadata), version=version)
 
 
 def group(name):
@@ -258,65 +229,16 @@ def group(name):
             yield from group(each["include-group"])
 
 
-MAKE = pytest.mark.skipif(shutil.which("make") is None or sys.platform == "win32", reason="there is no make")
-
-
-def commands_of_make(versions):
-    """What `make test` would run in a fresh clone."""
-    command = ["make", "--always-make", "--dry-run", "test", f"VERSIONS={versions}"]
-    options = {"cwd": ROOT, "env": {"PATH": os.environ["PATH"]}}  # make may run the tests, and tell this one of itself
-    return subprocess.run(command, **options, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-@MAKE
+@pytest.mark.skipif(shutil.which("make") is None or sys.platform == "win32", reason="there is no make")
 @pytest.mark.parametrize(("versions", "folder"), [("tested", ".venv"), ("oldest", ".venv-oldest")])
 def test_all_that_make_installs_is_held_to_the_versions_that_are_asked_for(versions, folder):
-    installs = [line for line in commands_of_make(versions) if "pip install" in line]
+    command = ["make", "--always-make", "--dry-run", "test", f"VERSIONS={versions}"]
+    options = {"cwd": ROOT, "env": {"PATH": os.environ["PATH"]}}  # make may run the tests, and tell this one of itself
+    done = subprocess.run(command, **options, capture_output=True, text=True, check=True)
+    installs = [line for line in done.stdout.splitlines() if "pip install" in line]
     assert installs
     assert all(f"{folder}/bin/python" in line for line in installs)
     assert all(f"--constraint requirements/{versions}.txt" in line for line in installs)
-
-
-@MAKE
-def test_the_newest_versions_are_in_a_folder_of_their_own_and_warn_without_a_failure():
-    *others, tests = commands_of_make("newest")
-    assert not any("--constraint" in line or ".venv/" in line for line in others)
-    assert tests.startswith(".venv-newest/bin/python -m pytest")
-    assert "-W default" in tests
-
-
-PRETENDED = """#!/usr/bin/env bash
-case "${0##*/} $*" in
-    "python -m venv venv") mkdir -p venv/bin
-        for name in python hookboard tensorboard; do cp "$0" venv/bin/$name; done ;;
-    "python -m pip install "*.tar.gz) [[ ${CC:-} != false ]] || touch without ;;
-    *"digits.py fit "*) mkdir -p logs/digits/version_0 && touch logs/digits/version_0/events.1
-        [[ ! -e without ]] || echo "The compiled kernel is missing."
-        exit "$STATUS" ;;
-    "tensorboard "*) echo "TensorBoard at http://localhost:6006/" >&2; exec sleep 60 ;;
-esac
-"""
-"""A Python, and the programs that it installs, which do nothing but leave behind what .ci/install looks for."""
-
-
-@pytest.mark.spawns
-@pytest.mark.skipif(sys.platform == "win32", reason="it is for bash")
-@pytest.mark.parametrize(("status", "python"), [(0, "{}/python"), (3, "{}/python"), (0, "./python"), (2, "bin/python")])
-def test_the_check_of_an_installation_says_how_it_ended_and_leaves_nothing_behind(status, python, tmp_path):
-    for name in ("dist", "place"):
-        (tmp_path / name).mkdir()
-    for name in ("hookboard-1-any.whl", "hookboard-1.tar.gz"):
-        (tmp_path / "dist" / name).touch()
-    (tmp_path / "python").write_text(PRETENDED)
-    (tmp_path / "python").chmod(0o755)
-    given = python.format(tmp_path)
-    environment = os.environ | {"PYTHON": given, "TMPDIR": str(tmp_path / "place"), "STATUS": str(status)}
-    command = ["bash", str(ROOT / ".ci" / "install"), str(tmp_path / "dist")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode == 0) == (status == 0), done.stderr
-    assert ("PYTHON=bin/python is not there: give a path or a name." in done.stderr) == (python == "bin/python")
-    assert done.stdout.count("trained, and answered in TensorBoard") == (3 if status == 0 else 0)
-    assert list((tmp_path / "place").iterdir()) == []
 
 
 def pinned(name):
@@ -351,49 +273,21 @@ def test_a_tag_of_another_version_is_a_fault(release):
     assert fault.startswith("the tag v9.9.9 is of 9.9.9, the package is ")
 
 
-def test_a_release_leaves_nothing_under_unreleased(release):
-    folder, faults = release
-    text = (folder / "CHANGELOG.md").read_text()
-    (folder / "CHANGELOG.md").write_text(text.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Fixed\n\n- This.\n"))
-    assert faults() == []
-    assert "CHANGELOG.md has lines under [Unreleased]" in faults("v9.9.9")
-
-
-def test_a_release_has_a_page_on_pypi_whose_links_lead_somewhere_and_which_is_true_there(release):
-    folder, faults = release
-    (folder / "README.md").write_text("It is not on PyPI.\n")
-    (folder / "pyproject.toml").write_text('[tool.hookboard]\nrepository = ""\n')
-    assert len([each for each in faults("v9.9.9") if "PyPI" in each]) == 2
-    assert faults() == []
-    (folder / "README.md").write_text("```bash\npip install hookboard\n```\n")
-    (folder / "pyproject.toml").write_text('[tool.hookboard]\nrepository = "https://example.org/somebody/hookboard"\n')
-    assert [each for each in faults("v9.9.9") if "PyPI" in each] == []
-
-
-@pytest.mark.spawns
-def test_an_unpacked_source_distribution_agrees_too(release):
-    folder, _ = release
-    (folder / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "agree.py", folder / ".ci")
-    done = subprocess.run([sys.executable, folder / ".ci" / "agree.py"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("version, changelog and citation agree; there is no tag\n")
-
-
 def test_each_python_that_is_named_is_allowed():
     named = re.findall(r"Python :: 3\.(\d+)", "\n".join(DECLARED["classifiers"]))
     assert named == [str(minor) for minor in range(int(oldest_python()), int(oldest_python()) + len(named))]
 
 
-@pytest.mark.parametrize("kind", ["unix", "mingw32"])
-def test_a_compiler_like_gcc_optimizes_and_leaves_debug_information_out(kind, monkeypatch):
-    options_of = set_up(monkeypatch)[0]["options_of"]
-    assert options_of(kind)[0] == ["-O3", "-g0", "-fno-math-errno"]
-
-
-def test_the_compiler_of_microsoft_gets_no_option_that_it_does_not_know(monkeypatch):
-    options_of = set_up(monkeypatch)[0]["options_of"]
-    assert options_of("msvc") == ([], [])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("unix", ["-O3", "-g0", "-fno-math-errno"]),
+        ("mingw32", ["-O3", "-g0", "-fno-math-errno"]),
+        ("msvc", []),
+    ],
+)
+def test_each_compiler_gets_options_that_it_knows(kind, options, monkeypatch):
+    assert set_up(monkeypatch)[0]["options_of"](kind)[0] == options
 
 
 def test_the_source_in_c_has_no_word_that_the_compiler_of_microsoft_does_not_know():
@@ -403,13 +297,10 @@ def test_the_source_in_c_has_no_word_that_the_compiler_of_microsoft_does_not_kno
     assert with_word == []
 
 
-def test_a_free_threaded_python_gets_no_limited_api(monkeypatch):
+def test_all_but_a_free_threaded_python_get_the_limited_api_of_the_oldest_one(monkeypatch):
     given = set_up(monkeypatch, Py_GIL_DISABLED=1)[1]
     assert [(each.py_limited_api, each.define_macros) for each in given["ext_modules"]] == [(False, [])]
     assert given["options"] == {}
-
-
-def test_any_other_python_gets_the_limited_api_of_the_oldest_one(monkeypatch):
     given = set_up(monkeypatch, Py_GIL_DISABLED=0)[1]
     version = f"0x03{int(oldest_python()):02X}0000"
     assert [dict(each.define_macros)["Py_LIMITED_API"] for each in given["ext_modules"]] == [version]
