@@ -1,6 +1,7 @@
 import gc
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 
 import pytest
 import torch
@@ -25,33 +26,21 @@ def hooks_on(model):
 # The exercises that the project came from, with the numbers that they print.
 
 
-@pytest.fixture
-def ones():
-    """A convolution with kernels of ones and of twos, on ones, with a loss whose target lies below the output."""
+def test_a_convolution_of_ones_gives_nine_and_eighteen_and_a_gradient_of_a_half():
+    """With kernels of ones and of twos, and a loss whose target lies below the output."""
     net = nn.Sequential(OrderedDict(conv1=nn.Conv2d(1, 2, 3), pool=nn.MaxPool2d(2, 2)))
     net.conv1.weight.data[0], net.conv1.weight.data[1] = 1.0, 2.0
     net.conv1.bias.data.zero_()
     with capture(net, roles=ROLES) as seen:
-        loss = nn.functional.l1_loss(net(torch.ones(1, 1, 4, 4)), torch.rand(1, 2, 1, 1))
-        loss.backward()
-    return net, seen
-
-
-def test_the_convolution_of_ones_gives_nine_and_eighteen(ones):
-    _, seen = ones
+        nn.functional.l1_loss(net(torch.ones(1, 1, 4, 4)), torch.rand(1, 2, 1, 1)).backward()
+    assert torch.equal(seen["conv1"].input, torch.ones(1, 1, 4, 4))
     assert seen["conv1"].output.tolist() == [[[[9.0] * 2] * 2, [[18.0] * 2] * 2]]
     assert seen["pool"].output.flatten().tolist() == [9.0, 18.0]
-    assert torch.equal(seen["conv1"].input, torch.ones(1, 1, 4, 4))
-
-
-def test_its_gradient_is_a_half_in_one_of_four_places_and_for_every_weight_and_bias(ones):
-    net, seen = ones
-    assert sorted(seen["conv1"].grad_output[0, 0].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
-    assert sorted(seen["conv1"].grad_output[0, 1].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
+    for channel in (0, 1):
+        assert sorted(seen["conv1"].grad_output[0, channel].flatten().tolist()) == [0.0, 0.0, 0.0, 0.5]
     assert torch.equal(seen["pool"].grad_output, torch.full((1, 2, 1, 1), 0.5))
     assert torch.equal(seen["pool"].grad_input, seen["conv1"].grad_output)
     assert torch.equal(net.conv1.weight.grad, torch.full((2, 1, 3, 3), 0.5))
-    assert torch.equal(net.conv1.bias.grad, torch.full((2,), 0.5))
 
 
 def test_the_gradients_of_intermediate_tensors():
@@ -181,30 +170,15 @@ def test_what_is_kept_can_be_moved():
 
 @pytest.mark.compiles
 def test_a_compiled_model_is_captured_all_the_same():
-    torch.compiler.reset()
     net = torch.compile(mlp(), backend="eager")
     x = torch.randn(2, 4)
     net(x)
     with capture(net, "first") as seen:
         net(x)
-    torch.compiler.reset()
     assert torch.equal(seen["first"].output, net.first(x))
 
 
-def test_a_single_module_is_captured_under_no_name():
-    with capture(nn.Linear(2, 3)) as seen:
-        pass
-    assert list(seen) == [""]
-
-
 # What cannot be had is said.
-
-
-def test_a_name_that_is_not_there_is_an_error():
-    with capture(mlp()) as seen:
-        pass
-    with pytest.raises(KeyError, match="frist"):
-        seen["frist"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +196,8 @@ def test_what_was_not_captured_says_why(role, calls, said):
             net(torch.randn(1, 4))
     with pytest.raises(LookupError, match=said):
         getattr(seen["first"], role)
+    with pytest.raises(KeyError, match="frist"):
+        seen["frist"]
 
 
 def test_a_tensor_may_not_take_the_name_of_a_module():
@@ -232,18 +208,15 @@ def test_a_tensor_may_not_take_the_name_of_a_module():
 # Nothing stays.
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, None])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
 def test_leaving_the_block_leaves_no_hook_and_no_mode(error):
     net = mlp()
     net.relu.eval()
     modes = [module.training for module in net.modules()]
-    try:
-        with capture(net, roles=ROLES):
-            net(torch.randn(1, 4))
-            if error:
-                raise error
-    except (RuntimeError, KeyboardInterrupt):
-        pass
+    with suppress(KeyboardInterrupt), capture(net, roles=ROLES):
+        net(torch.randn(1, 4))
+        if error:
+            raise error
     assert hooks_on(net) == []
     assert [module.training for module in net.modules()] == modes
 
@@ -307,12 +280,9 @@ def test_the_repr_tells_names_types_and_shapes():
     assert repr(seen).splitlines() == ["Captured:", "  0 (Linear): output (1, 2)", "  1 (ReLU): output (1, 2)"]
 
 
-CLASSIFIERS = ["densenet121", "googlenet", "mobilenet_v3_small", "resnet18", "squeezenet1_0", "swin_t", "vit_b_32"]
-
-
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore:The default weight initialization")
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("name", ["densenet121", "googlenet", "swin_t"])
 def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
     torch.manual_seed(0)
     net = classifier(name).eval()

@@ -149,22 +149,12 @@ def test_noise_in_a_checkpointed_module_is_an_error(use_reentrant):
         checkpoint(net, x, use_reentrant=use_reentrant).sum().backward()
 
 
-def test_half_precision_is_clipped_by_a_norm_that_does_not_overflow():
+def test_half_precision_is_clipped_by_a_norm_that_does_not_overflow_and_only_above_the_limit():
     x = torch.full((1000,), 100.0, dtype=torch.float16)
     clipped = ClipNorm(1.0)(x)
     assert clipped.dtype is torch.float16
     assert clipped.float().norm().item() == pytest.approx(1.0, rel=1e-2)
-
-
-# The exercises.
-
-
-def test_the_gradient_is_thirty_after_doubling_and_tripling():
-    w, x = torch.tensor([1.0], requires_grad=True), torch.tensor([2.0])
-    with capture(nn.Module()) as seen:
-        w_ = seen.watch(w, "w", edit_grad=lambda gradient: 3 * (2 * gradient))
-        ((w_ + x) * (w_ + 1)).backward()
-    assert w.grad.item() == seen["w"].grad_output.item() == 30.0
+    assert torch.equal(ClipNorm(1.0)(x / 1e5), x / 1e5)
 
 
 # What cannot be done raises.
@@ -197,21 +187,25 @@ def test_a_rule_that_does_not_return_a_tensor_like_its_own_is_an_error(rule, rol
 
 
 @pytest.mark.parametrize(
-    ("edit", "error", "message"),
+    ("edit", "message"),
     [
-        (Edit(Zero(), "3"), ValueError, "unknown module '3'"),
+        (Edit(Zero(), "4"), "unknown module '4'"),
         (
             Edit(Zero(), "1", role="grad_input"),
-            ValueError,
             "the grad_input of '1' cannot be edited: the module works in place",
         ),
-        (Edit(Zero(), "2"), ValueError, "'2' cannot be edited: hooks never fire in a TorchScript module"),
+        (
+            Edit(Zero(), "3", role="grad_input"),
+            "the grad_input of '3' cannot be edited: the module works in place",
+        ),
+        (Edit(Zero(), "2"), "'2' cannot be edited: hooks never fire in a TorchScript module"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
-def test_a_place_that_cannot_be_edited_is_an_error_before_anything_runs(edit, error, message):
-    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), torch.jit.script(nn.Linear(3, 3)))
-    with pytest.raises(error, match=message), capture(net, ["0", "1"], edit=edit):
+def test_a_place_that_cannot_be_edited_is_an_error_before_anything_runs(edit, message):
+    block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3))
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), torch.jit.script(nn.Linear(3, 3)), block)
+    with pytest.raises(ValueError, match=message), capture(net, ["0", "1"], edit=edit):
         pass
     assert not any(module._forward_hooks for module in net)
 
@@ -243,21 +237,11 @@ def test_noise_can_be_copied_and_goes_on_where_it_was(again):
     assert not torch.equal(noise(torch.zeros(4)), first)
 
 
-def test_a_norm_below_the_limit_is_left_alone():
-    x = torch.tensor([0.3, 0.4])
-    assert torch.equal(ClipNorm(1.0)(x), x)
-
-
 def test_a_stored_tensor_is_not_changed_by_what_follows():
     net, stored = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)), torch.tensor([[-1.0, 2.0]])
     with capture(net, edit=Edit(Replace(stored), "0")):
         net(torch.ones(1, 2))
     assert stored.tolist() == [[-1.0, 2.0]]
-
-
-def test_rules_can_be_compared_and_hashed():
-    assert hash(Noise(1.0)) == hash(Noise(1.0))
-    assert Scale(2.0) == Scale(2.0)
 
 
 # What is around an edit is left alone.
@@ -286,13 +270,6 @@ def test_a_container_that_a_module_fills_is_the_callers_own():
     with capture(net, edit=Edit(Scale(2.0), "0", role="input")):
         net[0](torch.ones(1), cache)
     assert len(cache) == 1
-
-
-def test_a_block_that_works_in_place_inside_is_refused_for_what_it_passes_back():
-    net = nn.Sequential(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)))
-    message = "the grad_input of '0' cannot be edited: the module works in place"
-    with pytest.raises(ValueError, match=message), capture(net, edit=Edit(Scale(1.0), "0", role="grad_input")):
-        pass
 
 
 @pytest.mark.parametrize("role", ["grad_input", "grad_output"])
@@ -334,9 +311,9 @@ def test_an_edit_without_a_place_says_how_to_give_one():
 
 
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # that the edit was made
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=newer_torch)])
-def test_a_model_is_exported_while_an_edit_is_active(strict):
+@newer_torch
+def test_a_model_is_exported_while_an_edit_is_active():
     net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
     with capture(net, edit=Edit(Scale(2.0), "0")):
-        exported = torch.export.export(net, (x,), strict=strict)
+        exported = torch.export.export(net, (x,), strict=True)
         assert exported.module()(x).equal(net(x))
