@@ -216,14 +216,6 @@ def needed_by(name):
     return {**by_type, **NEEDED.get(name, {})}
 
 
-def make(name, /, **given):
-    made = getattr(api, name)(**{**needed_by(name), **given})
-    if name == "capture":
-        with made:
-            pass
-    return made
-
-
 def names_it(message, argument, value):
     """Whether it names the argument, and quotes the value or what is wrong in it."""
     within = value if isinstance(value, list | tuple) else []
@@ -231,52 +223,58 @@ def names_it(message, argument, value):
     return argument.removesuffix("s") in said and any(" ".join(repr(v).split())[:30] in said for v in [value, *within])
 
 
-def faults_of(name, argument):
-    """What is wrong in how an argument takes or refuses each value."""
-    if taken_by(name, argument) is None:
-        return ["add it to MEANT or MEANT_THERE"]
-    must, may = taken_by(name, argument)
+def faults(argument, labels, must, may, make, quotes=names_it):
+    """What is wrong in how an argument takes or refuses values; `make` gives it a value, and returns what it kept."""
     wrong = []
-    for label, value in GIVEN.items():
-        given = value()
+    for label in labels:
+        given = GIVEN[label]()
         try:
-            made = make(name, **{argument: given})
-        except ValueError as error:
+            kept = make(given)
+        except (ArgumentError, ValueError) as error:
             if label in must:
                 wrong.append(f"{label} is refused: {error}")
-            elif not names_it(str(error), argument, given):
+            elif not quotes(str(error), argument, given):
                 wrong.append(f"{label}: unclear: {error}")
         except Exception as error:
             wrong.append(f"{label}: {error!r}")
         else:
             if label not in may:
                 wrong.append(f"{label} is taken")
-            elif name not in ("capture", "watch") and getattr(made, argument) is not given:
+            elif kept is not given:
                 wrong.append(f"{label} is not kept as it was given")
     return wrong
 
 
+def faults_in_python(name, argument):
+    if taken_by(name, argument) is None:
+        return ["add it to MEANT or MEANT_THERE"]
+
+    def make(given):
+        made = getattr(api, name)(**{**needed_by(name), argument: given})
+        if name == "capture":
+            with made:
+                pass
+        return given if name in ("capture", "watch") else getattr(made, argument)
+
+    return faults(argument, GIVEN, *taken_by(name, argument), make)
+
+
 def faults_in_yaml(name, argument, parser):
-    """What is wrong in how an argument of a callback takes or refuses each value that YAML can hold."""
     needed = {"rule": {"class_path": "hookboard.Zero"}} if name == "Intervention" else {}
-    wrong = []
-    for label in IN_YAML:
-        given = {"class_path": f"hookboard.{name}", "init_args": {**needed, argument: GIVEN[label]()}}
-        try:
-            parser.instantiate_classes(parser.parse_object({"callback": given}))
-        except (ArgumentError, ValueError) as error:
-            if argument.removesuffix("s") not in str(error):
-                wrong.append(f"{label}: unclear: {error}")
-        except Exception as error:
-            wrong.append(f"{label}: {error!r}")
-        else:
-            if label not in taken_by(name, argument)[1]:
-                wrong.append(f"{label} is taken")
-    return wrong
+
+    def make(given):
+        arguments = {"class_path": f"hookboard.{name}", "init_args": {**needed, argument: given}}
+        parser.instantiate_classes(parser.parse_object({"callback": arguments}))
+        return given
+
+    def names_the_argument(message, argument, given):
+        return argument.removesuffix("s") in message
+
+    return faults(argument, IN_YAML, set(), taken_by(name, argument)[1], make, names_the_argument)
 
 
 def test_an_argument_means_something_or_is_refused_by_its_name():
-    assert {each: found for each in ARGUMENTS if (found := faults_of(*each))} == {}
+    assert {each: found for each in ARGUMENTS if (found := faults_in_python(*each))} == {}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it

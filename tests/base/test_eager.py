@@ -6,16 +6,6 @@ from toys import compiler_stance
 
 from hookboard.base.torch_private import run_eagerly
 
-pytestmark = pytest.mark.compiles
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-    assert compiler_stance() == "default"
-
 
 @pytest.fixture
 def runs_compiled():
@@ -39,15 +29,10 @@ def runs_compiled():
     return ask
 
 
-def test_compiled_code_runs_uncompiled_inside_and_compiled_after(runs_compiled):
-    assert runs_compiled()
-    with run_eagerly():
-        assert not runs_compiled()
-    assert runs_compiled()
-
-
+@pytest.mark.compiles
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_contexts_may_be_left_in_any_order(first, runs_compiled):
+def test_compiled_code_runs_uncompiled_until_the_last_of_two_contexts_is_left(first, runs_compiled):
+    assert runs_compiled()
     contexts = [run_eagerly(), run_eagerly()]
     for context in contexts:
         context.__enter__()
@@ -57,21 +42,12 @@ def test_two_contexts_may_be_left_in_any_order(first, runs_compiled):
     assert runs_compiled()
 
 
-def test_a_stance_that_the_user_had_set_before_is_there_again():
-    with torch.compiler.set_stance("eager_on_recompile"):
+@pytest.mark.parametrize("stance", ["default", "eager_on_recompile", "force_eager"])
+def test_a_stance_that_the_user_had_set_before_is_there_again(stance):
+    with torch.compiler.set_stance(stance):
         with run_eagerly(), run_eagerly():
             assert compiler_stance() == "force_eager"
-        assert compiler_stance() == "eager_on_recompile"
-
-
-def test_a_user_who_runs_everything_eagerly_goes_on_to():
-    with torch.compiler.set_stance("force_eager"):
-        with run_eagerly():
-            pass
-        assert compiler_stance() == "force_eager"
-
-
-def test_an_error_inside_ends_the_context():
-    with pytest.raises(ValueError, match="on purpose"), run_eagerly():
-        raise ValueError("on purpose")
-    assert compiler_stance() == "default"
+        assert compiler_stance() == stance
+        with pytest.raises(ValueError, match="on purpose"), run_eagerly():
+            raise ValueError("on purpose")
+        assert compiler_stance() == stance

@@ -247,19 +247,6 @@ def test_a_stored_tensor_is_not_changed_by_what_follows():
 # What is around an edit is left alone.
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_model_copied_inside_the_block_is_not_edited(role):
-    net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2, requires_grad=True)
-    with capture(net, edit=Edit(Zero(), "0", role=role)):
-        twin = copy.deepcopy(net)
-        net(x).sum().backward()
-    x.grad = None
-    y = twin(x)
-    y.sum().backward()
-    assert y.any()
-    assert x.grad.any()
-
-
 def test_a_container_that_a_module_fills_is_the_callers_own():
     class Caches(nn.Module):
         def forward(self, x, cache):

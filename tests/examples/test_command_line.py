@@ -15,19 +15,15 @@ pytestmark = pytest.mark.spawns
 
 
 @pytest.fixture(scope="module")
-def run(run_script):
-    """What runs an example with these arguments and says how that ended."""
-    return lambda example, *arguments: run_script(f"examples/{example}.py", *arguments)
+def fit(run_script):
+    """What trains an example with these arguments and says how that ended."""
+    return partial(fit_with, run_script)
 
 
-@pytest.fixture(scope="module")
-def fit(run):
-    return partial(fit_with, run)
-
-
-def fit_with(run, example, folder, *arguments, config=None):
+def fit_with(run_script, example, folder, *arguments, config=None):
     config = config or f"configs/{example}.yaml"
-    return run(example, "fit", "--config", str(config), "--trainer.logger.init_args.save_dir", str(folder), *arguments)
+    given = ["fit", "--config", str(config), "--trainer.logger.init_args.save_dir", str(folder), *arguments]
+    return run_script(f"examples/{example}.py", *given)
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +35,16 @@ def trained_digits(fit, tmp_path_factory):
     return folder / "digits" / "version_0", done.stderr
 
 
-@pytest.fixture(scope="module")
-def digits(trained_digits):
-    return trained_digits[0]
-
-
-def test_the_demo_says_what_to_type(trained_digits):
+def test_the_demo_learns_and_says_what_to_type(trained_digits):
     folder, said = trained_digits
+    assert max(scalars(folder)["val_accuracy"].values()) > 0.95
     (line,) = re.findall(r"Open:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab\s+Hookboard\)", said)
     assert shutil.which(line[0])
     assert Path(line[1]) == folder
 
 
-def test_the_digits_are_learned(digits):
-    assert max(scalars(digits)["val_accuracy"].values()) > 0.95
-
-
-def test_every_watched_module_has_scalars_and_histograms(digits):
-    found = events(digits).Tags()
+def test_every_watched_module_has_scalars_and_histograms_and_there_are_pictures_of_all_kinds(trained_digits):
+    found = events(trained_digits[0]).Tags()
     modules = {tag.partition("/")[2] for tag in found["scalars"] if tag.startswith("activation_std/")}
     assert {"stem.conv", "stem.norm", "stem.relu", "blocks.0.conv1", "blocks.2.relu2", "head"} <= modules
     assert {tag for tag in found["histograms"] if tag.startswith("activations/")} == {
@@ -68,25 +56,14 @@ def test_every_watched_module_has_scalars_and_histograms(digits):
     assert {f"gradients/{module}" for module in gradients} <= set(found["histograms"])
     assert {"parameter_update_ratio/head.weight", "parameter_gradient_std/head.weight"} <= set(found["scalars"])
     assert {"parameters/head.weight", "parameter_gradients/head.weight"} <= set(found["histograms"])
-
-
-def test_pictures_of_all_kinds_are_there(digits):
-    kinds = {tag.partition("/")[0] for tag in events(digits).Tags()["images"]}
+    kinds = {tag.partition("/")[0] for tag in found["images"]}
     assert kinds == {"feature_maps", "kernels", "cam", "health"}
 
 
-def test_the_saved_config_runs_again(fit, digits, tmp_path):
-    done = fit("digits", tmp_path, "--trainer.max_epochs", "1", config=digits / "config.yaml")
+def test_the_saved_config_runs_again(fit, trained_digits, tmp_path):
+    done = fit("digits", tmp_path, "--trainer.max_epochs", "1", config=trained_digits[0] / "config.yaml")
     assert done.returncode == 0, done.stderr
     assert "activation_std/head" in scalars(tmp_path / "digits" / "version_0")
-
-
-def test_the_help_of_a_callback_is_its_docstring(run):
-    done = run("digits", "fit", "--trainer.callbacks.help", "hookboard.ActivationLogger")
-    assert done.returncode == 0, done.stderr
-    text = " ".join(done.stdout.split())
-    assert "Optimizer steps between measurements" in text
-    assert "a leading `re:` marks a regular expression" in text
 
 
 def test_a_typo_in_a_pattern_fails_with_the_closest_names(fit, tmp_path):

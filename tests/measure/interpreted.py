@@ -304,17 +304,6 @@ def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, m
             assert readings[name].histogram.counts.sum() == 40 * tensor.shape[1]
 
 
-def test_calls_with_other_channels_leave_the_row_of_the_site_until_the_next_step(small_tiles):
-    mine = table(lambda site, tensor: 1)
-    observe = mine.open(Site("a", "output"))
-    for parts, has_channels in (([normal(9, 4), normal(9, 5)], False), ([normal(9, 5), normal(3, 5)], True)):
-        for part in parts:
-            observe(part)
-        (reading,) = mine.send()().values()
-        assert_true(reading.statistics, parts)
-        assert (reading.channels is not None) is has_channels
-
-
 def test_calls_of_a_site_that_no_kernel_reads_are_merged_with_those_that_one_does(small_tiles):
     mine, parts = table(), [normal(300), normal(50, dtype=torch.float64), normal(20).to_sparse()]
     for part in parts:
@@ -333,15 +322,6 @@ def test_a_gradient_of_a_recorder_is_unscaled(monkeypatch):
     assert len(forms) == 1
     (reading,) = mine.send()().values()
     assert_true(reading.statistics, [gradient.double() / 1024])
-
-
-def test_what_a_kernel_cannot_measure_of_several_weights_is_measured_by_torch(small_tiles, monkeypatch):
-    monkeypatch.setattr(on_gpu, "_launch", lambda *args: False)
-    mine, weights = table(), {"a": normal(8, 4), "b": normal(3)}
-    mine.observe_all((Site(name, "parameter"), weight, None) for name, weight in weights.items())
-    for reading in mine.send()().values():
-        assert_true(reading.statistics, [weights[reading.site.name]])
-        assert reading.histogram.counts.sum() == weights[reading.site.name].numel()
 
 
 def fails_to_launch(monkeypatch, *messages):

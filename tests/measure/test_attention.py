@@ -60,15 +60,10 @@ CALLS = {
 }
 
 
+@pytest.mark.parametrize("block", [8, 100, 300, attention.MAX_BLOCK_VALUES])
 @pytest.mark.parametrize(("query", "key", "options"), CALLS.values(), ids=CALLS)
-def test_both_are_those_of_the_full_matrix(query, key, options):
-    assert_true(query, key, **options)
-
-
-@pytest.mark.parametrize("values", [8, 100, 300])
-@pytest.mark.parametrize(("query", "key", "options"), CALLS.values(), ids=CALLS)
-def test_blocks_do_not_change_them(query, key, options, values, monkeypatch):
-    monkeypatch.setattr(attention, "MAX_BLOCK_VALUES", values)
+def test_both_are_those_of_the_full_matrix_in_blocks_of_any_size(query, key, options, block, monkeypatch):
+    monkeypatch.setattr(attention, "MAX_BLOCK_VALUES", block)
     assert_true(query, key, **options)
 
 

@@ -106,14 +106,6 @@ def test_inputs_are_named_as_they_are_passed(args, kwargs, paths):
     assert seen.paths("input") == paths
 
 
-def test_a_module_called_several_times_passes_every_call():
-    linear = nn.Linear(2, 2)
-    _, seen = tapped({"shared": linear}, ["output", "grad_output"])
-    linear(linear(linear(torch.ones(1, 2)))).sum().backward()
-    assert len(seen[Site("shared", "output")]) == 3
-    assert len(seen[Site("shared", "grad_output")]) == 3
-
-
 def test_the_outputs_of_an_inactive_tap_pass_unseen():
     net = nn.Sequential(nn.Linear(1, 1))
     taps, seen = tapped(net, ["input", "output", "grad_output", "grad_input"])

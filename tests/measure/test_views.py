@@ -23,7 +23,6 @@ VIEWS = {
     "the same row": lambda x: x[:1].expand(3, 6),
     "complex numbers": lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))),
 }
-NO_VIEWS = {"a reshape that copies": lambda x: x.t().reshape(-1), "itself": nn.Identity()}
 CHANGES = {
     "relu": (torch.relu_, torch.relu),
     "added to": (lambda x: x.add_(1).relu_(), lambda x: (x + 1).relu()),
@@ -80,32 +79,20 @@ def assert_same(mine, theirs):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_gradient_of_a_view_that_nothing_changes_is_that_of_autograd(view, w, on):
+def test_the_gradient_of_a_view_that_nothing_changes_and_of_its_base_is_that_of_autograd(view, w, on):
     def program(w, show):
         return show(VIEWS[view](base_of(w))).abs().square().sum()
 
-    seen = watched(program, w, on)
-    assert_same(seen, true(program, w))
+    assert_same(watched(program, w, on), true(program, w))
+    back = passed_back(VIEWS[view], base_of(w), lambda y: y, on)
+    assert_same(back, true(lambda w, show: VIEWS[view](show(base_of(w))).abs().square().sum(), w))
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("tensor", NO_VIEWS)
-def test_the_gradient_of_a_tensor_is_that_of_its_value_before_it_was_changed(tensor, change, w, on):
+def test_the_gradient_of_a_tensor_is_that_of_its_value_before_it_was_changed(change, w, on):
     in_place, by_hand = CHANGES[change]
-    mine = watched(lambda w, show: in_place(show(NO_VIEWS[tensor](base_of(w)))).square().sum(), w, on)
-    assert_same(mine, true(lambda w, show: by_hand(show(NO_VIEWS[tensor](base_of(w)))).square().sum(), w))
-
-
-class Named(torch.Tensor):
-    pass
-
-
-def test_the_gradient_of_a_view_of_a_subclass_is_that_of_autograd(w, on):
-    def program(w, show):
-        return show(base_of(w).as_subclass(Named).view(-1)).square().sum()
-
-    (mine,) = watched(program, w, on)
-    assert mine.tolist() == true(program, w)[0].tolist()
+    mine = watched(lambda w, show: in_place(show(base_of(w))).square().sum(), w, on)
+    assert_same(mine, true(lambda w, show: by_hand(show(base_of(w))).square().sum(), w))
 
 
 def changed_and_read(w, show):
@@ -115,11 +102,6 @@ def changed_and_read(w, show):
 def read_before_and_after_its_change(w, show):
     y = show(base_of(w).view(-1))
     return (y * 2).sum() + y.relu_().square().sum()
-
-
-def part_read_before_and_after_its_change(w, show):
-    y = show(base_of(w)[:, :2])
-    return (y * 3).sum() + y.mul_(2).sum()
 
 
 def read_before_its_base_is_changed_and_read(w, show):
@@ -135,19 +117,13 @@ def read_before_the_buffer_is_written_and_read(w, show):
     return rows.square().sum()
 
 
-def conjugated_and_changed(w, show):
-    return show(torch.view_as_complex(base_of(w).unflatten(-1, (-1, 2))).conj()).mul_(3).abs().sum()
-
-
 @pytest.mark.parametrize(
     "program",
     [
         changed_and_read,
         read_before_and_after_its_change,
-        part_read_before_and_after_its_change,
         read_before_its_base_is_changed_and_read,
         read_before_the_buffer_is_written_and_read,
-        conjugated_and_changed,
     ],
 )
 def test_a_view_that_is_changed_has_no_gradient(program, w, on):
@@ -175,15 +151,6 @@ def test_a_checkpointed_view_is_seen_once(w, use_reentrant):
     assert [grad.tolist() for grad in seen] == [(w > 0).double().flatten().tolist()]
 
 
-def test_inside_a_transform_of_torch_func_training_goes_on(on):
-    def loss(w):
-        y = (w * 1).view(-1)
-        watch_output(y, lambda grad: None, on)
-        return y.relu_().sum()
-
-    assert torch.func.grad(loss)(torch.ones(2, 2)).tolist() == [[1.0, 1.0]] * 2
-
-
 # What a module passes back.
 
 
@@ -199,40 +166,27 @@ def passed_back(module, x, after, on):
     return seen
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_passes_back_its_gradient(view, w, on):
-    mine = passed_back(VIEWS[view], base_of(w), lambda y: y, on)
-    assert_same(mine, true(lambda w, show: VIEWS[view](show(base_of(w))).abs().square().sum(), w))
-
-
 @pytest.mark.parametrize(
     ("module", "after"),
     [
         (nn.Flatten(0), torch.relu_),
-        (lambda x: x[:, :2], lambda y: (y * 3).sum() + y.mul_(2)),
         (lambda x: (x[:, :2], x.sum()), lambda y: (y[0] * 3).sum() + y[0].mul_(2).sum() + y[1]),
     ],
-    ids=["changed", "read before and after", "two outputs"],
+    ids=["changed", "two outputs"],
 )
 def test_what_a_view_that_is_changed_passes_back_is_not_observed(module, after, w, on):
     assert passed_back(module, base_of(w), after, on) == []
 
 
-def in_part_and_in_place(x):
-    y = x * 2
-    return y + x.relu_()
-
-
-@pytest.mark.parametrize("module", [nn.ReLU(inplace=True), in_part_and_in_place])
-def test_of_a_module_that_works_in_place_on_a_view_nothing_is_observed(module, w, on):
-    assert passed_back(module, base_of(w).view(-1), lambda y: y, on) == []
+def test_of_a_module_that_works_in_place_on_a_view_nothing_is_observed(w, on):
+    assert passed_back(nn.ReLU(inplace=True), base_of(w).view(-1), lambda y: y, on) == []
 
 
 # Nothing outlives the graph.
 
 
 @pytest.mark.parametrize("is_back_propagated", [True, False])
-@pytest.mark.parametrize("view", ["flatten", "a view of a view", "the diagonal"])
+@pytest.mark.parametrize("view", ["flatten", "the diagonal"])
 def test_no_tensor_outlives_the_step(view, is_back_propagated, w, on):
     net = nn.Sequential(nn.Identity(), nn.Identity())
     taps = Taps(dict(net.named_modules()), ["output", "grad_output", "grad_input"], lambda site: lambda grad: None)
