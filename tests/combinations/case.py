@@ -29,6 +29,16 @@ def nothing(axis: str) -> Circumstance:
     return one_of(axis)(lambda case: None)
 
 
+def made_by(axis: str, *changes: Callable[["Student"], Any]) -> Circumstance:
+    """The circumstance of an axis that makes these changes to the LightningModule."""
+    return one_of(axis)(lambda case: case.changes.extend(changes))
+
+
+def trained_with(axis: str, **options: Any) -> Circumstance:
+    """The circumstance of an axis that gives these options to the Trainer."""
+    return one_of(axis)(lambda case: case.options.update(options))
+
+
 class OnPurposeError(Exception):
     """What a circumstance raises."""
 

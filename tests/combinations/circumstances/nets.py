@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from combinations.case import Case, Circumstance, Student, nothing, one_of
+from combinations.case import Case, Circumstance, Student, made_by, nothing, one_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
@@ -88,8 +88,6 @@ class Encoder(Net):
 
 
 a_transformer_encoder_with_padding = of_network(lambda: Encoder(norm_first=False))
-
-
 a_pre_norm_transformer_encoder_with_padding = of_network(lambda: Encoder(norm_first=True))
 
 
@@ -287,12 +285,19 @@ an_embedding_of_integers = of_network(Embeds)
 # How weights are made.
 
 
-def of_the_linear(change: Any) -> Any:
-    """A change of the first layer of the network."""
-    return lambda model: change(model.net.linear)
-
-
 weights_as_they_are = nothing("weights")
+
+
+def of_the_linear(change: Callable[[nn.Module], Any], is_defined: bool = False) -> Circumstance:
+    """A change of the first layer of the network, whose weight then has a value of its own or not."""
+
+    @one_of("weights")
+    def circumstance(case: Case) -> None:
+        case.changes.append(lambda model: change(model.net.linear))
+        if not is_defined:
+            case.not_defined.add("net.linear.weight")
+
+    return circumstance
 
 
 class Noisy(nn.Module):
@@ -317,14 +322,7 @@ class Counting(nn.Module):
 
 
 def computed_by(part: type[nn.Module]) -> Circumstance:
-    @one_of("weights")
-    def circumstance(case: Case) -> None:
-        case.changes.append(
-            of_the_linear(lambda linear: parametrize.register_parametrization(linear, "weight", part()))
-        )
-        case.not_defined.add("net.linear.weight")
-
-    return circumstance
+    return of_the_linear(lambda linear: parametrize.register_parametrization(linear, "weight", part()))
 
 
 weights_with_noise_at_each_call = computed_by(Noisy)
@@ -352,22 +350,9 @@ class FakeQuantized(nn.Module):
 weights_quantized_with_an_observer = computed_by(FakeQuantized)
 
 
-def normed_by(wrap: Callable[[nn.Module], nn.Module]) -> Circumstance:
-    @one_of("weights")
-    def circumstance(case: Case) -> None:
-        case.changes.append(of_the_linear(wrap))
-        case.not_defined.add("net.linear.weight")
-
-    return circumstance
-
-
-weights_under_spectral_norm = normed_by(parametrizations.spectral_norm)
-weights_under_weight_norm = normed_by(parametrizations.weight_norm)
-
-
-@one_of("weights")
-def pruned_weights(case: Case) -> None:
-    case.changes.append(of_the_linear(lambda linear: prune.random_unstructured(linear, "weight", amount=0.4)))
+weights_under_spectral_norm = of_the_linear(parametrizations.spectral_norm)
+weights_under_weight_norm = of_the_linear(parametrizations.weight_norm)
+pruned_weights = of_the_linear(lambda linear: prune.random_unstructured(linear, "weight", amount=0.4), is_defined=True)
 
 
 # What stands beside the network.
@@ -376,22 +361,16 @@ def pruned_weights(case: Case) -> None:
 the_network_alone = nothing("beside")
 
 
-def with_teacher(case: Case, make: Any) -> None:
+def with_teacher(norm_first: bool) -> Circumstance:
     def add(model: Student) -> None:
-        model.teacher = make().eval().requires_grad_(False)
+        model.teacher = Encoder(norm_first).eval().requires_grad_(False)
         model.teacher.train = lambda mode=True: model.teacher  # type: ignore[method-assign,assignment,return-value]  # stays in evaluation
 
-    case.changes.append(add)
+    return made_by("beside", add)
 
 
-@one_of("beside")
-def a_frozen_teacher_in_evaluation_mode(case: Case) -> None:
-    with_teacher(case, lambda: Encoder(norm_first=False))
-
-
-@one_of("beside")
-def a_frozen_pre_norm_teacher_in_evaluation_mode(case: Case) -> None:
-    with_teacher(case, lambda: Encoder(norm_first=True))
+a_frozen_teacher_in_evaluation_mode = with_teacher(norm_first=False)
+a_frozen_pre_norm_teacher_in_evaluation_mode = with_teacher(norm_first=True)
 
 
 @one_of("beside")
@@ -425,18 +404,12 @@ class Recomputed(nn.Module):
         return checkpoint(self.module, x, use_reentrant=False, **named)
 
 
-def checkpointed(case: Case, use_reentrant: bool) -> None:
-    case.changes.append(lambda model: setattr(model.net, "block", Recomputed(model.net.block, use_reentrant)))
+def recomputed(use_reentrant: bool) -> Circumstance:
+    return made_by("inside", lambda model: setattr(model.net, "block", Recomputed(model.net.block, use_reentrant)))
 
 
-@one_of("inside")
-def a_block_recomputed_in_backward(case: Case) -> None:
-    checkpointed(case, use_reentrant=False)
-
-
-@one_of("inside")
-def a_block_recomputed_in_backward_reentrantly(case: Case) -> None:
-    checkpointed(case, use_reentrant=True)
+a_block_recomputed_in_backward = recomputed(use_reentrant=False)
+a_block_recomputed_in_backward_reentrantly = recomputed(use_reentrant=True)
 
 
 def compiled(case: Case) -> None:

@@ -1,11 +1,12 @@
 """Callbacks and hooks of others."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from combinations.case import Case, Circumstance, Student, nothing, one_of
+from combinations.case import Case, Circumstance, Student, made_by, nothing, one_of
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from torch import Tensor, nn
 
@@ -31,12 +32,12 @@ class RunsTheModel(Callback):
         pl_module.train(was)
 
 
-def runs_the_model(place: str) -> Circumstance:
-    @one_of("callback of others")
-    def circumstance(case: Case) -> None:
-        case.others.append(lambda: RunsTheModel(place))
+def beside(make: Callable[[], Callback]) -> Circumstance:
+    return one_of("callback of others")(lambda case: case.others.append(make))
 
-    return circumstance
+
+def runs_the_model(place: str) -> Circumstance:
+    return beside(lambda: RunsTheModel(place))
 
 
 a_callback_that_runs_the_model_at_the_start_of_a_batch = runs_the_model("on_train_batch_start")
@@ -49,9 +50,7 @@ a_callback_that_runs_the_model_at_the_start_of_validation = runs_the_model("on_v
 a_callback_that_runs_the_model_at_the_end_of_validation = runs_the_model("on_validation_end")
 
 
-@one_of("callback of others")
-def stochastic_weight_averaging(case: Case) -> None:
-    case.others.append(lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1))
+stochastic_weight_averaging = beside(lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1))
 
 
 @one_of("callback of others")
@@ -61,12 +60,9 @@ def a_moving_average_of_the_weights(case: Case) -> None:
     case.others.append(lambda: callbacks.EMAWeightAveraging(decay=0.5))
 
 
-@one_of("callback of others")
-def a_callback_that_prunes(case: Case) -> None:
-    def make() -> Callback:
-        return callbacks.ModelPruning("l1_unstructured", amount=0.3, use_global_unstructured=True)
-
-    case.others.append(make)
+a_callback_that_prunes = beside(
+    lambda: callbacks.ModelPruning("l1_unstructured", amount=0.3, use_global_unstructured=True)
+)
 
 
 class Unfreezes(callbacks.BaseFinetuning):
@@ -80,9 +76,7 @@ class Unfreezes(callbacks.BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.head, optimizer, lr=0.01)  # type: ignore[arg-type]  # as above
 
 
-@one_of("callback of others")
-def a_callback_that_unfreezes_the_head(case: Case) -> None:
-    case.others.append(Unfreezes)
+a_callback_that_unfreezes_the_head = beside(Unfreezes)
 
 
 @one_of("callback of others")
@@ -99,9 +93,7 @@ class Copies(Callback):
         copy.deepcopy(pl_module.head)(torch.ones(2, 3, dtype=pl_module.dtype))
 
 
-@one_of("callback of others")
-def a_callback_that_copies_callbacks_and_model(case: Case) -> None:
-    case.others.append(Copies)
+a_callback_that_copies_callbacks_and_model = beside(Copies)
 
 
 class Replaces(Callback):
@@ -112,9 +104,7 @@ class Replaces(Callback):
             pl_module.head = nn.Linear(3, 3, dtype=pl_module.dtype)
 
 
-@one_of("callback of others")
-def a_callback_that_replaces_the_head(case: Case) -> None:
-    case.others.append(Replaces)
+a_callback_that_replaces_the_head = beside(Replaces)
 
 
 # Where it stands.
@@ -123,9 +113,7 @@ def a_callback_that_replaces_the_head(case: Case) -> None:
 other_callbacks_before_ours = nothing("order")
 
 
-@one_of("order")
-def other_callbacks_after_ours(case: Case) -> None:
-    case.others_first = False
+other_callbacks_after_ours = one_of("order")(lambda case: setattr(case, "others_first", False))
 
 
 # Hooks of others.
@@ -142,9 +130,7 @@ def halves(module: nn.Module, args: Any) -> Any:
     return tuple(each * 0.5 for each in args)
 
 
-@one_of("hooks of others")
-def a_hook_that_changes_outputs(case: Case) -> None:
-    case.changes.append(lambda model: model.net.out.register_forward_hook(doubles))
+a_hook_that_changes_outputs = made_by("hooks of others", lambda model: model.net.out.register_forward_hook(doubles))
 
 
 @one_of("hooks of others")
@@ -167,10 +153,7 @@ def a_later_hook_that_changes_inputs(case: Case) -> None:
 
 @one_of("hooks of others")
 def a_backward_hook_that_changes_gradients(case: Case) -> None:
-    def add(model: Student) -> None:
-        model.net.out.register_full_backward_hook(doubles_all)
-
-    case.changes.append(add)
+    case.changes.append(lambda model: model.net.out.register_full_backward_hook(doubles_all))
     case.changed_later |= {("input", "net.out"), ("grad_input", "net.out"), ("grad_output", "net.out")}
 
 
@@ -183,10 +166,8 @@ def doubles_gradient(parameter: Tensor) -> None:
     parameter.grad.mul_(2)
 
 
-@one_of("hooks of others")
-def hooks_on_parameters(case: Case) -> None:
-    def add(model: Student) -> None:
-        model.head.weight.register_hook(lambda grad: grad * 0.5)
-        model.head.bias.register_post_accumulate_grad_hook(doubles_gradient)
-
-    case.changes.append(add)
+hooks_on_parameters = made_by(
+    "hooks of others",
+    lambda model: model.head.weight.register_hook(lambda grad: grad * 0.5),
+    lambda model: model.head.bias.register_post_accumulate_grad_hook(doubles_gradient),
+)

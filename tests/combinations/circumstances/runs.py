@@ -3,26 +3,16 @@
 from typing import Any
 
 import torch
-from combinations.case import Case, Circumstance, OnPurposeError, Student, nothing, one_of
+from combinations.case import Case, Circumstance, OnPurposeError, Student, nothing, one_of, trained_with
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 no_validation = nothing("validation")
-
-
-@one_of("validation")
-def validation_after_each_epoch(case: Case) -> None:
-    case.options |= {"limit_val_batches": 2}
-
-
-@one_of("validation")
-def validation_after_each_batch(case: Case) -> None:
-    case.options |= {"limit_val_batches": 1, "val_check_interval": 1}
-
-
-@one_of("validation")
-def a_sanity_check_and_validation_after_two_batches(case: Case) -> None:
-    case.options |= {"limit_val_batches": 2, "val_check_interval": 2, "num_sanity_val_steps": 1}
+validation_after_each_epoch = trained_with("validation", limit_val_batches=2)
+validation_after_each_batch = trained_with("validation", limit_val_batches=1, val_check_interval=1)
+a_sanity_check_and_validation_after_two_batches = trained_with(
+    "validation", limit_val_batches=2, val_check_interval=2, num_sanity_val_steps=1
+)
 
 
 @one_of("validation")
@@ -55,8 +45,6 @@ def fails_in(place: str, error: type[BaseException] = OnPurposeError) -> Circums
 
 
 an_error_in_the_training_step = fails_in("training_step")
-
-
 an_interrupt_in_the_training_step = fails_in("training_step", KeyboardInterrupt)
 
 

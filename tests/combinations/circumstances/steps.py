@@ -1,10 +1,23 @@
 """How a step is made: precision, optimizers, gradients, and what else the step does."""
 
+# ruff: noqa: N816 - the name of a circumstance is read as English
+
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from combinations.case import Batch, Case, OnPurposeError, Student, nothing, one_of
+from combinations.case import (
+    Batch,
+    Case,
+    Circumstance,
+    OnPurposeError,
+    Student,
+    made_by,
+    nothing,
+    one_of,
+    trained_with,
+)
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
@@ -27,9 +40,7 @@ def float16_with_a_GradScaler(case: Case) -> None:
     case.is_half = True
 
 
-@one_of("precision")
-def double_precision(case: Case) -> None:
-    case.options["precision"] = "64-true"
+double_precision = trained_with("precision", precision="64-true")
 
 
 @one_of("precision")
@@ -52,14 +63,12 @@ def AdamW_with_a_schedule(case: Case) -> None:
     case.optimizers = make
 
 
-@one_of("optimizer")
-def fused_AdamW(case: Case) -> None:
-    case.optimizers = lambda model: torch.optim.AdamW(model.trained(), lr=0.01, fused=True)
+def optimized_by(make: Callable[[Student], Any]) -> Circumstance:
+    return one_of("optimizer")(lambda case: setattr(case, "optimizers", make))
 
 
-@one_of("optimizer")
-def LBFGS_with_its_closure(case: Case) -> None:
-    case.optimizers = lambda model: torch.optim.LBFGS(model.trained(), lr=0.05, max_iter=3)
+fused_AdamW = optimized_by(lambda model: torch.optim.AdamW(model.trained(), lr=0.01, fused=True))
+LBFGS_with_its_closure = optimized_by(lambda model: torch.optim.LBFGS(model.trained(), lr=0.05, max_iter=3))
 
 
 class Manual:
@@ -108,9 +117,7 @@ def two_optimizers_by_hand(case: Case) -> None:
 gradients_as_they_come = nothing("gradients")
 
 
-@one_of("gradients")
-def gradients_accumulated_over_two_batches(case: Case) -> None:
-    case.options["accumulate_grad_batches"] = 2
+gradients_accumulated_over_two_batches = trained_with("gradients", accumulate_grad_batches=2)
 
 
 @one_of("gradients")
@@ -118,23 +125,14 @@ def gradients_accumulated_from_the_second_epoch_on(case: Case) -> None:
     case.others.append(lambda: GradientAccumulationScheduler({1: 3}))
 
 
-@one_of("gradients")
-def gradients_clipped_by_norm(case: Case) -> None:
-    case.options["gradient_clip_val"] = 0.01
-
-
-@one_of("gradients")
-def gradients_clipped_by_value(case: Case) -> None:
-    case.options |= {"gradient_clip_val": 0.001, "gradient_clip_algorithm": "value"}
-
-
-@one_of("gradients")
-def gradients_kept_as_zeros(case: Case) -> None:
-    case.changes.append(
-        lambda model: setattr(
-            model, "optimizer_zero_grad", lambda epoch, index, optimizer: optimizer.zero_grad(set_to_none=False)
-        )
-    )
+gradients_clipped_by_norm = trained_with("gradients", gradient_clip_val=0.01)
+gradients_clipped_by_value = trained_with("gradients", gradient_clip_val=0.001, gradient_clip_algorithm="value")
+gradients_kept_as_zeros = made_by(
+    "gradients",
+    lambda model: setattr(
+        model, "optimizer_zero_grad", lambda epoch, index, optimizer: optimizer.zero_grad(set_to_none=False)
+    ),
+)
 
 
 # What else the step does.
@@ -143,26 +141,24 @@ def gradients_kept_as_zeros(case: Case) -> None:
 one_loss = nothing("step")
 
 
-@one_of("step")
-def a_gradient_penalty(case: Case) -> None:
-    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return loss
-        pictures = batch["pictures"].detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(pictures).float().sum(), pictures, create_graph=True)
-        return loss + 0.1 * slope.square().mean()
-
-    case.penalties.append(penalty)
+def penalized_by(penalty: Callable[[Student, Batch, Tensor], Tensor]) -> Circumstance:
+    return one_of("step")(lambda case: case.penalties.append(penalty))
 
 
-@one_of("step")
-def the_model_called_twice_once_without_gradients(case: Case) -> None:
-    def consistency(model: Student, batch: Batch, loss: Tensor) -> Tensor:
-        with torch.no_grad():
-            target = model(batch["pictures"].flip(0)).flip(0)
-        return loss + (model(batch["pictures"]) - target).square().mean()
+@penalized_by
+def a_gradient_penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return loss
+    pictures = batch["pictures"].detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(pictures).float().sum(), pictures, create_graph=True)
+    return loss + 0.1 * slope.square().mean()
 
-    case.penalties.append(consistency)
+
+@penalized_by
+def the_model_called_twice_once_without_gradients(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = model(batch["pictures"].flip(0)).flip(0)
+    return loss + (model(batch["pictures"]) - target).square().mean()
 
 
 @one_of("step")
@@ -175,12 +171,9 @@ def _skips_second(step: Any, model: Student, batch: Batch, index: int) -> Tensor
     return None if index == 1 else loss
 
 
-@one_of("step")
-def one_batch_is_not_finite(case: Case) -> None:
-    def spoil(model: Student, batch: Batch, loss: Tensor) -> Tensor:
-        return loss * torch.where(batch["labels"][0] == batch["labels"].max(), torch.inf, 1.0)
-
-    case.penalties.append(spoil)
+@penalized_by
+def one_batch_is_not_finite(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+    return loss * torch.where(batch["labels"][0] == batch["labels"].max(), torch.inf, 1.0)
 
 
 @one_of("step")
@@ -232,20 +225,14 @@ def a_layer_that_raises_and_is_called_again(case: Case) -> None:
     case.penalties.append(penalty)
 
 
-@one_of("step")
-def a_functional_call_with_other_weights(case: Case) -> None:
-    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
-        weights = {name: parameter * 2 for name, parameter in model.head.named_parameters()}
-        return loss + torch.func.functional_call(model.head, weights, (model.net.out.bias,)).square().mean()
-
-    case.penalties.append(penalty)
+@penalized_by
+def a_functional_call_with_other_weights(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+    weights = {name: parameter * 2 for name, parameter in model.head.named_parameters()}
+    return loss + torch.func.functional_call(model.head, weights, (model.net.out.bias,)).square().mean()
 
 
-@one_of("step")
-def a_call_in_inference_mode(case: Case) -> None:
-    def penalty(model: Student, batch: Batch, loss: Tensor) -> Tensor:
-        with torch.inference_mode():
-            size = model(batch["pictures"]).abs().mean().item()
-        return loss * (1 + size)
-
-    case.penalties.append(penalty)
+@penalized_by
+def a_call_in_inference_mode(model: Student, batch: Batch, loss: Tensor) -> Tensor:
+    with torch.inference_mode():
+        size = model(batch["pictures"]).abs().mean().item()
+    return loss * (1 + size)
