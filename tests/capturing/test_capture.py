@@ -221,17 +221,6 @@ def test_leaving_the_block_leaves_no_hook_and_no_mode(error):
     assert [module.training for module in net.modules()] == modes
 
 
-def test_after_the_block_nothing_is_kept():
-    net = mlp()
-    with capture(net, roles=["output", "grad_output"]) as seen:
-        y = net(torch.randn(1, 4))
-    y.sum().backward()
-    net(torch.randn(1, 4))
-    assert len(seen["first"].calls) == 1
-    with pytest.raises(LookupError, match="there is no grad_output"):
-        seen["first"].grad_output  # noqa: B018  # the property raises
-
-
 @pytest.mark.parametrize("copy", [True, False])
 def test_with_the_result_goes_every_tensor(copy):
     net = mlp()
@@ -260,7 +249,7 @@ def test_two_blocks_on_one_model_do_not_meet():
 # To be read.
 
 
-def test_the_summary_has_a_line_for_each_tensor():
+def test_the_summary_and_the_repr_have_a_line_for_each_tensor():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     net[0].weight.data.fill_(1.0)
     net[0].bias.data.copy_(torch.tensor([0.0, -10.0]))
@@ -271,12 +260,6 @@ def test_the_summary_has_a_line_for_each_tensor():
         "0     Linear  output  (1, 2)  -3    7.071  0",
         "1     ReLU    output  (1, 2)  1     1.414  0.5",
     ]
-
-
-def test_the_repr_tells_names_types_and_shapes():
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with capture(net) as seen:
-        net(torch.ones(1, 2))
     assert repr(seen).splitlines() == ["Captured:", "  0 (Linear): output (1, 2)", "  1 (ReLU): output (1, 2)"]
 
 
@@ -303,11 +286,13 @@ def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
     assert torch.equal(seen[last].grad_output, expected)
 
 
-def test_a_block_without_a_backward_pass_says_so():
+def test_after_the_block_nothing_is_kept_and_a_missing_backward_pass_is_said():
     net = nn.Sequential(nn.Linear(2, 2))
-    with capture(net, roles="grad_output") as seen:
+    with capture(net, roles=["output", "grad_output"]) as seen:
         hidden = seen.watch(net(torch.ones(1, 2)), "hidden")
     hidden.sum().backward()
+    net(torch.ones(1, 2))
+    assert len(seen["0"].calls) == 1
     for name in ("0", "hidden"):
         with pytest.raises(LookupError, match=r"call backward\(\) before the block ends"):
             _ = seen[name].grad_output

@@ -204,6 +204,18 @@ def test_the_gradient_of_the_second_call_is_that_of_the_edited_layer(role):
     torch.testing.assert_close(edited.activation, plain.activation * (2 if role == "output" else 1))
 
 
+def test_two_that_look_for_a_classifier_do_not_see_each_others_call():
+    outer, pictures = holder(), torch.randn(2, 3, 8, 8)
+    first, second = ClassificationTap(outer, 1), ClassificationTap(outer, 2)
+    first.attach()
+    outer(pictures)
+    second.attach()
+    attributed(outer.model, first, pictures)
+    assert second.found is None
+    outer(pictures)
+    assert len(second.found.calls) == len(first.found.calls)
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_after_the_second_call_the_random_state_and_the_flag_are_as_they_were(fails):
     outer, pictures = holder(), torch.randn(2, 3, 8, 8)

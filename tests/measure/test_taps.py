@@ -6,14 +6,12 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hookboard.measure.taps import Taps
-from hookboard.model.nested import tensors_in
 from hookboard.model.selection import select
 from hookboard.model.sites import Site
 
@@ -42,12 +40,6 @@ def hooks_on(model):
     return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
 
 
-@dataclass
-class Pair:
-    mean: Tensor
-    deviation: Tensor
-
-
 class Returns(nn.Module):
     def __init__(self, make):
         super().__init__()
@@ -66,27 +58,6 @@ def test_tensors_pass_as_they_were_before_an_in_place_operation():
     assert true.min() < 0
     assert seen[Site("0", "output")][0].equal(true)
     assert seen[Site("1", "input")][0].equal(true)
-
-
-@pytest.mark.parametrize(
-    ("make", "paths"),
-    [
-        (lambda x: (x, x), {"m/0", "m/1"}),
-        (lambda x: [x], {"m/0"}),
-        (lambda x: {"logits": x, "state": (x,)}, {"m/logits", "m/state/0"}),
-        (lambda x: Pair(x, x), {"m/mean", "m/deviation"}),
-        (lambda x: x, {"m"}),
-    ],
-    ids=["tuple", "list", "dict", "dataclass", "tensor"],
-)
-def test_outputs_of_any_structure_are_opened(make, paths):
-    _, seen = tapped({"m": (module := Returns(make))}, ["output", "grad_output"])
-    output = module(torch.ones(2, requires_grad=True) * 1)
-    tensors = [site for site in seen if site.role == "output"]
-    sum(t.sum() for _, t in tensors_in(output)).backward()
-    assert seen.paths() == paths
-    assert seen.paths("grad_output") == paths
-    assert len(tensors) == len(paths)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 HERE = Path(__file__).parent
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 LAYOUTS = {
     FIRST: (torch.Size([4096, 4096]), 0),
@@ -28,54 +27,34 @@ LAYOUTS = {
 """Of each layout a tensor that has it, and the dimension of its channels."""
 
 
-class Variant(NamedTuple):
-    """What decides for which kernel the launcher asks."""
-
-    dtype: str
-    layout: int
-    aligned: bool = True
-
-    def form(self):
-        """How the launcher measures it."""
-        from hookboard.measure import on_gpu
-
-        shape, dim = LAYOUTS[self.layout]
-        tensor = torch.empty(shape, device="meta", dtype=TYPES[self.dtype])
-        form = on_gpu.form_of(tensor, dim, has_minus=False, with_abs_mean=True)
-        assert form.constants["LAYOUT"] == self.layout
-        return form
+KERNELS = [*(("bf16", layout) for layout in LAYOUTS), ("fp32", FIRST)]
+"""Of a first due step: both loggers, histograms and `HealthMonitor`, for a model in bf16."""
 
 
-def source_of(variant):
-    """The source of the kernel."""
+def compiled(capability, dtype, layout):
+    """What Triton makes for a card of this compute capability of the kernel that the launcher asks for."""
+    import triton
+    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from hookboard.measure import on_gpu
 
-    constants = {**variant.form().constants, "IS_ALIGNED": variant.aligned}
-    pointers = {"values": f"*{variant.dtype}", "slab": "*fp64", "scratch": "*fp64", "counters": "*i32"}
+    shape, dim = LAYOUTS[layout]
+    tensor = torch.empty(shape, device="meta", dtype=TYPES[dtype])
+    constants = on_gpu.form_of(tensor, dim, has_minus=False, with_abs_mean=True).constants | {"IS_ALIGNED": True}
+    assert constants["LAYOUT"] == layout
+    pointers = {"values": f"*{dtype}", "slab": "*fp64", "scratch": "*fp64", "counters": "*i32"}
     numbers = {"programs": "i32"} | dict.fromkeys(["row", "outer", "channels", "inner", "every"], "i64")
     numbers |= {"is_fresh": "i32"}
     signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    aligned = range(0 if variant.aligned else 1, len(pointers))
-    return ASTSource(
+    source = ASTSource(
         on_gpu.measure,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
-
-
-def compiled(capability, variant):
-    """What Triton makes of a variant for a card of this compute capability."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from hookboard.measure import on_gpu
-
-    target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source_of(variant), target=target, options=on_gpu.OPTIONS)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=on_gpu.OPTIONS)
 
 
 @pytest.mark.spawns
@@ -111,11 +90,11 @@ def no_kernels_are_on_disk_at_first(tmp_path_factory):
 @needs_today
 @pytest.mark.parametrize("capability", [90, 120])
 def test_the_kernels_of_a_first_step_compile_with_hardly_a_spill(capability, tmp_path):
-    for variant in [*(Variant("bf16", layout) for layout in LAYOUTS), Variant("fp32", FIRST)]:
-        found = resources(compiled(capability, variant), tmp_path)
-        assert found["STACK"] <= 16, f"{variant}: more than four registers are kept in memory"
-        assert found["LOCAL"] == 0, variant
-        assert found["SHARED"] <= 48 << 10, f"{variant}: more shared memory than any card gives without asking"
+    for dtype, layout in KERNELS:
+        found = resources(compiled(capability, dtype, layout), tmp_path)
+        assert found["STACK"] <= 16, f"{dtype}, {layout}: more than four registers are kept in memory"
+        assert found["LOCAL"] == 0, (dtype, layout)
+        assert found["SHARED"] <= 48 << 10, f"{dtype}, {layout}: more than any card gives without asking"
 
 
 def resources(kernel, folder):

@@ -151,6 +151,15 @@ def test_a_checkpointed_view_is_seen_once(w, use_reentrant):
     assert [grad.tolist() for grad in seen] == [(w > 0).double().flatten().tolist()]
 
 
+def test_inside_a_transform_of_torch_func_training_goes_on(on):
+    def loss(w):
+        y = (w * 1).view(-1)
+        watch_output(y, lambda grad: None, on)
+        return y.relu_().sum()
+
+    assert torch.func.grad(loss)(torch.ones(2, 2)).tolist() == [[1.0, 1.0]] * 2
+
+
 # What a module passes back.
 
 
