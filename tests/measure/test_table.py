@@ -312,6 +312,12 @@ def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
     assert found == pytest.approx(whole(torch.cat(parts).double()).item(), rel=1e-9)
 
 
+def test_a_statistic_of_ones_own_gets_a_detached_tensor_of_each_call():
+    mine = Statistic("mine", lambda x: float(x.numpy().max()), merge="max")
+    parts = [normal(5).requires_grad_() * 2 for _ in range(3)]
+    assert of_one_site(*parts, statistics=[mine]).statistics["mine"] == parts[0].max().item()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_sparse_tensor_that_stores_every_value_has_no_zero_in_its_range(kernel):
     values = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
