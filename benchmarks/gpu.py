@@ -1,20 +1,20 @@
-"""What watching a network costs on a GPU, and what only a GPU can show. docs/cost.md has what it said on an H200.
+"""What watching a ResNet-50 costs on a GPU. docs/cost.md has what it said on an H200.
 
-    python benchmarks/gpu.py                        everything, as Markdown with the name of the card
+    python benchmarks/gpu.py --rounds 4 --steps 5   the published table, with the name of the card
     python benchmarks/gpu.py --precision bf16-true  with weights in bf16 too
-    python benchmarks/gpu.py --device cpu           tiny sizes on the CPU, to try this program; its times mean nothing
+    python benchmarks/gpu.py --device cpu           a tiny net on the CPU, to try this program; its times mean nothing
 
-*Step* trains a ResNet-50 and a transformer of GPT-2's size under a Trainer. Variants take turns as in overhead.py; at
-the ends of a turn the clock waits for the device and for what the callbacks still have to do. *Kernel* measures one
-tensor beside one read of it by torch's sum. *Checks*: who waits for the device in a due step; the first due step with
-no compiled kernel on disk; values that are made in another CUDA stream, and in CUDA graphs, against float64 on the CPU.
-It ends with an error if hookboard waits for more than the copy of a look, if values are not true, or if a fault
-switches measuring off. `pytest -m gpu` checks more values.
+Variants take turns as in overhead.py; at the ends of a turn the clock waits for the device and for what the callbacks
+still have to do. Before that, two checks: how much longer the first due step takes with no compiled kernel on disk, and
+whether values made in CUDA graphs are those of float64 on the CPU. It ends with an error if they are not, or if a fault
+switches measuring off. `pytest -m gpu` checks more values, and that nothing waits for the device.
 """
 
 import argparse
+import copy
 import functools
 import logging
+import math
 import os
 import platform
 import statistics
@@ -27,26 +27,50 @@ from typing import Any
 
 import lightning
 import torch
-from gpu_checks import Waits, aside, deviation, first_due_step, graphed, wait_for, waits
-from gpu_tasks import Task, pictures, text
-from lightning.pytorch import Callback
-from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from overhead import NEVER, SameBatch, Turns, ratio, take_turns
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision.models import ResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.measure.statistics import plan
-from hookboard.measure.table import Table
-from hookboard.model.sites import Site
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, Reading
 
-DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])
-SITE = Site("layer", "output")
-CHANNELS = 100
-LARGE = 10**7
 LARGEST_DEVIATION = 1e-4
 """Of values of a network in float32 from those in float64."""
 
 
-def loggers(every_n_steps: int, histogram: bool = False) -> list[Callback]:
-    return [logger(every_n_steps=every_n_steps, histogram=histogram) for logger in (ActivationLogger, GradientLogger)]
+class Trained(LightningModule):
+    """Trains a network on batches of inputs and targets, by SGD."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], rate: float, momentum: float) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+        self.rate, self.momentum = rate, momentum
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        return self.loss(self.net(inputs), targets)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.rate, momentum=self.momentum)
+
+
+def resnet(is_tiny: bool) -> Trained:
+    block, layers = (BasicBlock, [1, 1, 1, 1]) if is_tiny else (Bottleneck, [3, 4, 6, 3])
+    net = ResNet(block, layers).to(memory_format=torch.channels_last)  # as on a GPU one should
+    return Trained(net, nn.functional.cross_entropy, rate=0.01, momentum=0.9)
+
+
+def pictures(device: torch.device, is_tiny: bool) -> tuple[Tensor, Tensor]:
+    size, side = (2, 32) if is_tiny else (64, 224)
+    images = torch.randn(size, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    return images, torch.randint(1000, (size,), device=device)
+
+
+def loggers(every_n_steps: int, **options: Any) -> list[Any]:
+    return [logger(every_n_steps=every_n_steps, **options) for logger in (ActivationLogger, GradientLogger)]
 
 
 def variants() -> dict[str, list[Callback]]:
@@ -61,117 +85,106 @@ def variants() -> dict[str, list[Callback]]:
     }
 
 
-def show_steps(task: Task, device: torch.device, rounds: int, steps: int, options: Mapping[str, Any]) -> None:
+def settled(device: torch.device) -> float:
+    """The time when the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def wait_for(device: torch.device, callbacks: Sequence[Callback]) -> None:
+    """Wait until the device and the callbacks have done all that they were given."""
+    settled(device)
+    for callback in callbacks:
+        # Only callbacks that have either are given.
+        _ = callback.verdicts if isinstance(callback, HealthMonitor) else callback.readings  # type: ignore[attr-defined]
+
+
+def show_steps(device: torch.device, is_tiny: bool, rounds: int, steps: int, options: Mapping[str, Any]) -> None:
     turns = Turns(variants(), rounds, steps, functools.partial(wait_for, device))
-    print(f"\n{task.name}, {options['precision']}; {rounds} rounds of {steps} steps\n")
-    print("| variant | step / bare step | by round: median | 95 % | quartiles | step |\n|---|---|---|---|---|---|")
-    try:
-        means = take_turns(turns, task.make(), task.batch, **options)
-    except torch.OutOfMemoryError:
-        print("| not enough memory | | | | | |")
-        return
+    means = take_turns(turns, resnet(is_tiny), pictures(device, is_tiny), **options)
     bare = means["bare step"]
+    print("\n| variant | step / bare step | step |\n|---|---|---|")
     for name, seconds in means.items():
-        least, most = interval(seconds, bare)
-        low, middle, high = quartiles(seconds, bare)
-        print(
-            f"| {name} | {ratio(seconds, bare):.3f} | {middle:.3f} | {least:.3f} to {most:.3f} "
-            f"| {low:.3f} to {high:.3f} | {1e3 * statistics.median(seconds):.1f} ms |"
+        print(f"| {name} | {ratio(seconds, bare):.2f} | {1e3 * statistics.median(seconds):.0f} ms |")
+
+
+def fit(model: LightningModule, batch: Any, steps: int, callbacks: Sequence[Callback], **options: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            max_steps=steps,
+            callbacks=list(callbacks),
+            logger=TensorBoardLogger(folder),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            **options,
         )
+        trainer.fit(model, DataLoader(SameBatch(batch), batch_size=None))
 
 
-def fastest(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds of the fastest run, on CUDA by its own clock."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1000)
-        else:
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-    return min(times)
+class Starts(Callback):
+    """Notes when each step starts, which waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.times: list[float] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.times.append(settled(self.device))
 
 
-def show_kernels(device: torch.device, sizes: Sequence[int]) -> None:
-    print("\nOne tensor, fastest of 20; the read floor is torch's sum, which reads each value once.\n")
-    print("| values | dtype | read floor | row | with bins | with channels | read floor | row |")
-    print("|---|---|---|---|---|---|---|---|")
-    found = []
-    for size in sizes:
-        for dtype in (torch.float32, torch.bfloat16):
-            bytes_read = size * dtype.itemsize
-            if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 3 * bytes_read:
-                print(f"| {size:.0e} | {str(dtype)[6:]} | not enough memory | | | | | |")
-                continue
-            times = kernel_times(size, dtype, device)
-            speeds = [bytes_read / times[0] / 1e9, bytes_read / times[1] / 1e9]
-            found.append((size, *speeds))
-            cells = [f"{1e6 * each:,.1f} us" for each in times] + [f"{each:,.0f} GB/s" for each in speeds]
-            print(f"| {size:.0e} | {str(dtype)[6:]} | {' | '.join(cells)} |", flush=True)
-    best = max(floor for _, floor, _ in found)
-    share = min(row / best for size, _, row in found if size >= min(LARGE, sizes[-1]))
-    print(
-        f"\nFrom {LARGE:.0e} values on the row reads at {share:.0%} or more of {best:,.0f} GB/s, the best of the floor."
-    )
+def first_due_step(device: torch.device, is_tiny: bool, options: Mapping[str, Any]) -> tuple[float, float]:
+    """Seconds of the first and of the second step that is due for both loggers, beyond those of bare steps."""
+    starts, every = Starts(device), 8
+    callbacks = [starts, *loggers(every, histogram=True)]
+    fit(resnet(is_tiny), pictures(device, is_tiny), 2 * every + 1, callbacks, **options)
+    seconds = [end - start for start, end in zip(starts.times, starts.times[1:], strict=False)]
+    bare = statistics.median(seconds[every // 2 : every - 1])
+    return seconds[every - 1] - bare, seconds[2 * every - 1] - bare
 
 
-def kernel_times(size: int, dtype: torch.dtype, device: torch.device) -> list[float]:
-    """Seconds of one read, of the row, of the row with bins, of the row with that of each channel."""
-    tensor = torch.randn(size // CHANNELS, CHANNELS, device=device, dtype=dtype)
-    tables = [
-        Table(DEFAULT, device),
-        Table(DEFAULT, device, histogram=True),
-        Table(DEFAULT, device, channels=lambda site, given: 1),
-    ]
-    ways: list[Callable[[], object]] = [tensor.sum]
-    ways += [functools.partial(table.open(SITE), tensor) for table in tables]
-    return [fastest(way, 20, device) for way in ways]
+def deviation_in_graphs(device: torch.device, options: Mapping[str, Any]) -> float:
+    """The largest relative deviation of a logged mean, std or RMS of a net that is compiled with CUDA graphs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    batch = torch.randn(32, 64, device=device), torch.zeros(32, 64, device=device)
+    truth = true_values(net, batch)
+    # In place, so that its modules keep their names.
+    net.compile(**({"mode": "reduce-overhead"} if device.type == "cuda" else {"backend": "aot_eager"}))
+    callbacks = loggers(1, statistics=["mean", "std", "rms"])
+    model = Trained(net, nn.functional.mse_loss, rate=0.0, momentum=0.0)
+    fit(model, batch, 6, callbacks, **{**options, "precision": "32-true"})
+    readings: list[Reading] = [reading for callback in callbacks for reading in callback.readings]
+    found = {(reading.site.role, reading.site.name.removeprefix("net.")): reading.statistics for reading in readings}
+    if truth.keys() - found.keys():
+        return math.inf
+    return max(off(found[site], values) for site, values in truth.items())
 
 
-def show_checks(tasks: Sequence[Task], device: torch.device, options: Mapping[str, Any]) -> list[str]:
-    """Print the table of checks; returns what is wrong."""
-    wrong: list[str] = []
-    print("\n| check | found |\n|---|---|")
-    first, second = first_due_step(tasks[0], device, options)
-    print(f"| first due step with no kernel on disk, {tasks[0].name} | {first:.2f} s more than a bare step |")
-    print(f"| second due step | {second:.3f} s more |", flush=True)
-    for task in tasks:
-        found, most = waits(task, device, options)
-        print(f"| waits in due steps, {task.name} | {said_of(found, most)} |", flush=True)
-        wrong += found.of_hookboard
-        wrong += [f"{found.of_looks} waits for the copy of a look, {task.name}"] if found.of_looks > most else []
-    in_float32 = {**options, "precision": "32-true"}
-    for name, make in (("another CUDA stream", aside), ("CUDA graphs (`reduce-overhead`)", graphed)):
-        largest = deviation(make, device, in_float32)
-        print(f"| values made in {name}: largest relative deviation | {largest:.1e} |", flush=True)
-        if not largest <= LARGEST_DEVIATION:
-            wrong.append(f"values made in {name} are not true: {largest}")
-    return wrong
+def true_values(net: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[tuple[str, str], Tensor]:
+    """The tensors themselves, by role and name of the module, in float64 on the CPU; loss is the mean square."""
+    plain, (inputs, targets) = copy.deepcopy(net).cpu().double(), (each.cpu().double() for each in batch)
+    outputs: dict[str, Tensor] = {}
+    x = inputs
+    for name, module in plain.named_children():
+        x = module(x)
+        x.retain_grad()
+        outputs[name] = x
+    nn.functional.mse_loss(x, targets).backward()
+    gradients = {("grad_output", name): output.grad for name, output in outputs.items() if output.grad is not None}
+    return {("output", name): output.detach() for name, output in outputs.items()} | gradients
 
 
-def said_of(found: Waits, most: int) -> str:
-    return (
-        f"of hookboard in training {len(found.of_hookboard)}, of others {found.of_others}; "
-        f"for the copy of a look, a step later, {found.of_looks} (one for each due step and callback is {most})"
-    )
-
-
-def setting(device: torch.device) -> str:
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, tiny sizes"
-    return f"{card}, torch {torch.__version__}, lightning {lightning.__version__}"
+def off(found: Mapping[str, float], values: Tensor) -> float:
+    scale = values.square().mean().sqrt().item()
+    true = {"mean": values.mean().item(), "std": values.std().item(), "rms": scale}
+    return max(abs(found[name] - value) for name, value in true.items()) / scale
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny sizes")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a tiny net")
     parser.add_argument("--precision", choices=["bf16-mixed", "bf16-true", "32-true"], default="bf16-mixed")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each variant, 2 or more")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in each turn")
@@ -182,20 +195,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
 
     device = torch.device("cpu") if is_tiny else torch.device("cuda", torch.cuda.current_device())
+    card = f"{platform.machine()}, a tiny net" if is_tiny else torch.cuda.get_device_name(device)
+    print(f"{card}, torch {torch.__version__}, lightning {lightning.__version__}, {args.precision}\n")
     options = {"accelerator": args.device, "devices": 1, "precision": args.precision}
-    tasks = [pictures(device, is_tiny), text(device, is_tiny)]
-    print(setting(device))
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as no_kernels:
         os.environ["TRITON_CACHE_DIR"] = no_kernels
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", ".*is switched off from now on")
-        wrong = show_checks(tasks, device, options)
-        for task in tasks:
-            show_steps(task, device, args.rounds, args.steps, options)
-        show_kernels(device, [10**power for power in range(2, 4 if is_tiny else 10)])
-    if wrong:
-        sys.exit("\n".join(["", "Wrong:", *wrong]))
+        first, second = first_due_step(device, is_tiny, options)
+        print(f"first due step, with no kernel on disk: {first:.2f} s more than a bare step; the second {second:.3f} s")
+        largest = deviation_in_graphs(device, options)
+        print(f"values made in CUDA graphs: largest relative deviation {largest:.1e}", flush=True)
+        show_steps(device, is_tiny, args.rounds, args.steps, options)
+    if not largest <= LARGEST_DEVIATION:
+        sys.exit("Wrong: values made in CUDA graphs are not true.")
 
 
 if __name__ == "__main__":
