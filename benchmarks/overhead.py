@@ -3,7 +3,7 @@
     python benchmarks/overhead.py                   ResNet-18, batch 16, 3x64x64, every leaf module
     python benchmarks/overhead.py --histogram       with histograms on
     python benchmarks/overhead.py --small           50 linear layers of 64 units, batch 16
-    python benchmarks/overhead.py --health          HealthMonitor: due on every step, and at the default cadence
+    python benchmarks/overhead.py --health          HealthMonitor in place of the loggers
     python benchmarks/overhead.py --language        a GPT-2 of 124 million weights, 2x128 tokens: attention's logits and
                                                     entropies, and HealthMonitor
 
@@ -20,7 +20,7 @@ by round then lies within about 1.8 times the distance of the quartiles, divided
 cores 800 rounds of one step of --small had "bare step again" at 1.000 with quartiles 0.13 apart, so within 0.01; twenty
 rounds of 20 steps had it at 0.95 with quartiles 0.23 apart, which tells a tenth at best. Half a percent of the
 ResNet-18 takes 330 rounds where the quartiles are 0.05 apart, as on a quiet machine, and 10,000 where they are 0.27
-apart. `--never-due` leaves out what that question does not need.
+apart.
 """
 
 import argparse
@@ -40,7 +40,6 @@ import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from tools import HooksByHand
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.models import resnet18
@@ -196,25 +195,22 @@ class Turns(Callback):
             callback.on_train_batch_end(*args)
 
 
-def variants(histogram: bool, by_hand: bool, health: bool, only_never_due: bool = False) -> dict[str, list[Callback]]:
+def variants(histogram: bool, health: bool) -> dict[str, list[Callback]]:
     def watching(every_n_steps: int) -> list[Callback]:
+        if health:
+            return [HealthMonitor(every_n_steps=every_n_steps)]
         return [
             ActivationLogger(every_n_steps=every_n_steps, histogram=histogram),
             GradientLogger(every_n_steps=every_n_steps, histogram=histogram),
         ]
 
-    chosen: dict[str, list[Callback]] = {"bare step": [], "bare step again": []}
-    if health:
-        chosen["HealthMonitor, never due"] = [HealthMonitor(every_n_steps=NEVER)]
-        chosen["HealthMonitor, due on every step"] = [HealthMonitor(every_n_steps=1)]
-    else:
-        chosen["hookboard, never due"] = watching(NEVER)
-        chosen["hookboard, due on every step"] = watching(1)
-    if only_never_due:
-        chosen = {name: callbacks for name, callbacks in chosen.items() if "every step" not in name}
-    elif by_hand:
-        chosen["hooks by hand, on every step"] = [HooksByHand()]
-    return chosen
+    name = "HealthMonitor" if health else "hookboard"
+    return {
+        "bare step": [],
+        "bare step again": [],
+        f"{name}, never due": watching(NEVER),
+        f"{name}, due on every step": watching(1),
+    }
 
 
 def language_variants() -> dict[str, list[Callback]]:
@@ -301,8 +297,6 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a net of many small layers in place of the ResNet-18")
     parser.add_argument("--language", action="store_true", help="a GPT-2 of 124 million weights in its place")
     parser.add_argument("--histogram", action="store_true", help="with histograms")
-    parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
-    parser.add_argument("--never-due", action="store_true", help="the bare steps and what is never due alone")
     parser.add_argument("--health", action="store_true", help="HealthMonitor in place of the loggers")
     args = parser.parse_args()
 
@@ -315,7 +309,7 @@ def main() -> None:
     else:
         model, title = (Small(), "50 layers of 64") if args.small else (Classifier(), "ResNet-18, 3x64x64")
         title += f", batch {BATCH}"
-        chosen = variants(args.histogram, not args.no_by_hand, args.health, args.never_due)
+        chosen = variants(args.histogram, args.health)
     means = take_turns(Turns(chosen, args.rounds, args.steps), model, batch)
 
     print(f"{title}, every leaf module; {setting(args.rounds, args.steps)}")

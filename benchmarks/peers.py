@@ -2,8 +2,7 @@
 
     .venv/bin/python -m pip install --group peers
     python benchmarks/peers.py                         all tools that can be imported, in about 6 minutes
-    python benchmarks/peers.py --only hookboard        some of them
-    python benchmarks/peers.py --list                  their names
+    python benchmarks/peers.py --only hookboard        some of them; --help has the names
 
 Each tool runs in a process of its own, by turns with the bare training step as in overhead.py: ResNet-18, batch 16,
 3x64x64, on every step. What cannot be imported is listed with the reason. composer asks for an older torch, so
@@ -16,20 +15,16 @@ import json
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from overhead import BATCH, Classifier, Turns, quartiles, ratio, setting, take_turns
 from tools import CANNOT_RUN, TOOLS, Tool
-from torch import Tensor, nn
 
 HEADINGS = (
     "tool",
     "version",
     "what it measures",
-    "values read per step",
     "step / bare step",
     "by round: median, quartiles",
     "bare step",
@@ -50,25 +45,6 @@ class Result:
 
     seconds: list[float]
     bare: list[float]
-
-
-def values_by_kind() -> Counter[str]:
-    """How many values a step has of each kind of tensor."""
-    model, values = Classifier(), Counter[str]()
-
-    def count(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        is_leaf = not list(module.children())
-        taken = sum(each.numel() for each in args if isinstance(each, Tensor))
-        values.update({"inputs of all modules": taken, "outputs of all modules": output.numel()})
-        values.update(dict.fromkeys(("outputs", "output gradients"), output.numel() * is_leaf))
-
-    for module in model.net.modules():
-        module.register_forward_hook(count)
-    with torch.no_grad():
-        model.net(torch.randn(BATCH, 3, 64, 64))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    values.update({"parameters": parameters, "parameter gradients": parameters})
-    return values
 
 
 def measured(name: str, rounds: int, steps: int) -> Result:
@@ -98,14 +74,13 @@ def version_of(tool: Tool) -> str:
         return "not installed"
 
 
-def row(name: str, result: Result, values: Counter[str]) -> str:
+def row(name: str, result: Result) -> str:
     tool = TOOLS[name]
     low, middle, high = quartiles(result.seconds, result.bare)
     cells = [
         name,
         version_of(tool),
         tool.measures,
-        f"{sum(values[kind] for kind in tool.reads) / 1e6:.1f} M",
         f"{ratio(result.seconds, result.bare):.2f}",
         f"{middle:.2f} ({low:.2f} to {high:.2f})",
         f"{1e3 * statistics.median(result.bare):.0f} ms",
@@ -117,26 +92,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each tool, 2 or more")
     parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
-    parser.add_argument("--only", nargs="+", choices=TOOLS, default=list(TOOLS), metavar="TOOL", help="these tools")
-    parser.add_argument("--list", action="store_true", help="print the names of the tools")
+    parser.add_argument("--only", nargs="+", choices=TOOLS, default=list(TOOLS), help="these tools")
     parser.add_argument("--inside", choices=TOOLS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.list:
-        print("\n".join(TOOLS))
-        return
     if args.inside:
         print(json.dumps(asdict(measured(args.inside, args.rounds, args.steps))))
         return
 
     print(f"ResNet-18, batch {BATCH}, 3x64x64, on every step; {setting(args.rounds, args.steps)}\n")
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
-    failed, values = dict[str, str](), values_by_kind()
+    failed = dict[str, str]()
     for name in args.only:
         result = measured_elsewhere(name, args.rounds, args.steps)
         if isinstance(result, str):
             failed[name] = f"{version_of(TOOLS[name])}: {result}"
         else:
-            print(row(name, result, values), flush=True)
+            print(row(name, result), flush=True)
     print("\nNot compared:\n")
     for name, why in (failed | CANNOT_RUN).items():
         print(f"- {name}: {why}")

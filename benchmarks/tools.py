@@ -7,7 +7,7 @@ import atexit
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -25,38 +25,16 @@ class Tool:
     Args:
         make: its callbacks.
         measures: what it measures, in words.
-        reads: the kinds of tensors that it reads, of `values_by_kind` in peers.py.
         package: the name of its distribution; "" if it has none.
     """
 
     make: Callable[[], list[Callback]]
     measures: str
-    reads: Sequence[str]
     package: str = ""
 
 
 def leaves(module: nn.Module) -> dict[str, nn.Module]:
     return {name: each for name, each in module.named_modules() if not list(each.children())}
-
-
-def read_gradient(gradient: Tensor) -> None:
-    gradient.sum()
-
-
-class OneRead(Callback):
-    """The limit: every output and its gradient is read once, by torch's sum, and nothing is kept."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.handles = [module.register_forward_hook(self.read) for module in leaves(pl_module).values()]
-
-    def read(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        output.detach().sum()
-        if output.requires_grad:
-            output.register_hook(read_gradient)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for handle in self.handles:
-            handle.remove()
 
 
 class HooksByHand(Callback):
@@ -252,56 +230,39 @@ def hookboard_output_histograms() -> list[Callback]:
     return [ActivationLogger(every_n_steps=1, statistics=["mean", "std", "zero_fraction"], histogram=True)]
 
 
-OUTPUTS = ("outputs", "output gradients")
-
 TOOLS: dict[str, Tool] = {
-    "one read of each tensor": Tool(lambda: [OneRead()], "nothing: the sum of outputs and their gradients", OUTPUTS),
-    "hookboard": Tool(
-        lambda: hookboard(histogram=False), "outputs and their gradients, 5 statistics", OUTPUTS, "hookboard"
-    ),
+    "hookboard": Tool(lambda: hookboard(histogram=False), "outputs and their gradients, 5 statistics", "hookboard"),
     "hookboard, outputs": Tool(
-        hookboard_outputs,
-        "outputs, 6 statistics; norm of each parameter's gradient",
-        ("outputs", "parameter gradients"),
-        "hookboard",
+        hookboard_outputs, "outputs, 6 statistics; norm of each parameter's gradient", "hookboard"
     ),
     "hookboard, histograms": Tool(
-        lambda: hookboard(histogram=True),
-        "outputs and their gradients, 5 statistics and histogram",
-        OUTPUTS,
-        "hookboard",
+        lambda: hookboard(histogram=True), "outputs and their gradients, 5 statistics and histogram", "hookboard"
     ),
     "hookboard, output histograms": Tool(
-        hookboard_output_histograms, "outputs, 3 statistics and histogram", ("outputs",), "hookboard"
+        hookboard_output_histograms, "outputs, 3 statistics and histogram", "hookboard"
     ),
     "hooks written by hand": Tool(
-        lambda: [HooksByHand()], "outputs and their gradients, 6 statistics, `.item()` and `add_scalar` each", OUTPUTS
+        lambda: [HooksByHand()], "outputs and their gradients, 6 statistics, `.item()` and `add_scalar` each"
     ),
     "torch-module-monitor": Tool(
         lambda: [TorchModuleMonitor()],
         "outputs, 6 statistics; norm of each parameter's gradient",
-        ("outputs", "parameter gradients"),
         "torch-module-monitor",
     ),
-    "fastai ActivationStats": Tool(
-        lambda: [FastaiActivationStats()], "outputs, 3 statistics and histogram", ("outputs",), "fastai"
-    ),
+    "fastai ActivationStats": Tool(lambda: [FastaiActivationStats()], "outputs, 3 statistics and histogram", "fastai"),
     "wandb.watch": Tool(
         lambda: [WandbWatch()],
         "gradients of parameters, histogram (of parameters none: Lightning does not call `forward`)",
-        ("parameter gradients",),
         "wandb",
     ),
     "transformers DebugUnderflowOverflow": Tool(
         lambda: [TransformersDebug()],
         "inputs and outputs of all modules, parameters: smallest and largest magnitude, any NaN or Inf; logs nothing",
-        ("inputs of all modules", "outputs of all modules", "parameters"),
         "transformers",
     ),
     "composer ActivationMonitor": Tool(
         lambda: [ComposerActivationMonitor()],
         "inputs and outputs of all modules, 4 statistics, of each sample by itself",
-        ("inputs of all modules", "outputs of all modules"),
         "mosaicml",
     ),
 }

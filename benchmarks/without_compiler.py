@@ -46,7 +46,7 @@ def cost(is_compiled: bool, rounds: int, options: dict[str, bool]) -> tuple[floa
         sys.modules[KERNEL] = None  # an import of it fails from here on
     import overhead
 
-    chosen = overhead.variants(by_hand=False, **options)
+    chosen = overhead.variants(**options)
     chosen = {name: callbacks for name, callbacks in chosen.items() if name == "bare step" or "every step" in name}
     turns = overhead.Turns(chosen, rounds, steps=1, clock=time.process_time)
     bare, due = overhead.take_turns(turns, overhead.Classifier()).values()
