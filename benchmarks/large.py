@@ -1,4 +1,4 @@
-"""What a look at a large model takes: memory, time, tags and the event file.
+"""How much memory and time a look at a large model takes.
 
     python benchmarks/large.py                     1.2 billion weights in bfloat16: 8 GB of memory, some minutes
     python benchmarks/large.py --weights 1e6       the same of a small one
@@ -8,12 +8,12 @@ A decoder with random weights, built like Llama, takes a few steps of plain SGD 
 CPU, and each step is due. Each row of the table is a process of its own. *Extra memory* is the most that lay in memory
 at any time beyond that of the bare run, in MB (10^6 bytes) and as a share of the weights. *Extra time* is the
 fastest step but the first, which warms up, less that of the bare run; the bare run stands in it twice, which shows the
-noise. Tags are those of the event file, whatever their kind; sites are those of which the last step had a reading.
+noise.
 
 Tensors of 1 MB or more get memory of their own (`MALLOC_MMAP_THRESHOLD_`), which goes back to the system when they are
 freed. With glibc's default, gradients below 32 MB come from the heap, where whatever small things lie between them keep
 holes from being used: the bare run grows from step to step too, and the holes count as memory of who made the small
-things. `--glibc` leaves it at that.
+things.
 """
 
 import argparse
@@ -35,7 +35,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from overhead import SameBatch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -45,7 +44,7 @@ TOKENS = 64
 HEAD = 64
 """Width of one attention head; no net is narrower."""
 
-BARE, AGAIN, ALL = "bare", "bare again", "all four"
+BARE, AGAIN = "bare", "bare again"
 
 WATCHING: dict[str, Callable[[], list[Any]]] = {
     BARE: list,
@@ -54,7 +53,6 @@ WATCHING: dict[str, Callable[[], list[Any]]] = {
     "ActivationLogger": lambda: [ActivationLogger()],
     "GradientLogger": lambda: [GradientLogger()],
     "ParameterLogger": lambda: [ParameterLogger()],
-    ALL: lambda: [HealthMonitor(), ActivationLogger(), GradientLogger(), ParameterLogger()],
 }
 """What each row of the table watches with, in its default settings."""
 
@@ -164,17 +162,11 @@ class Taken:
         weights: how many the net has.
         peak: the most bytes that lay in memory at any time.
         seconds: of a step.
-        tags: how many the event file has.
-        written: bytes of the event file.
-        sites: of which the last step had a reading.
     """
 
     weights: int
     peak: int
     seconds: float
-    tags: int
-    written: int
-    sites: int
 
 
 def take(name: str, weights: float, steps: int) -> Taken:
@@ -200,16 +192,8 @@ def take(name: str, weights: float, steps: int) -> Taken:
         )
         tokens = torch.randint(size.words, (1, TOKENS + 1))
         trainer.fit(model, DataLoader(SameBatch(tokens), batch_size=None))
-        peak = peak_memory()
-        events = list(Path(folder).rglob("events.out.*"))
-        return Taken(
-            sum(parameter.numel() for parameter in model.parameters()),
-            peak,
-            times.fastest(),
-            sum(map(tags_in, events)),
-            sum(path.stat().st_size for path in events),
-            sum(len(callback.readings) for callback in callbacks),
-        )
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        return Taken(weights, peak_memory(), times.fastest())
 
 
 def peak_memory() -> int:
@@ -218,15 +202,10 @@ def peak_memory() -> int:
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
-def tags_in(events: Path) -> int:
-    found = EventAccumulator(str(events)).Reload().Tags()
-    return sum(len(tags) for tags in found.values() if isinstance(tags, list))
-
-
-def take_elsewhere(name: str, weights: float, steps: int, own_memory: bool) -> Taken:
-    """`take` in a process of its own, whose tensors have memory of their own if wanted."""
+def take_elsewhere(name: str, weights: float, steps: int) -> Taken:
+    """`take` in a process of its own, whose large tensors have memory of their own."""
     command = [sys.executable, __file__, "--weights", str(weights), "--steps", str(steps), "--take", name]
-    environment = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "1000000"} if own_memory else {})
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Taken(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -234,14 +213,11 @@ def take_elsewhere(name: str, weights: float, steps: int, own_memory: bool) -> T
 def row(name: str, taken: Taken, bare: Taken) -> str:
     extra = taken.peak - bare.peak
     cells = [
-        f"`{name}`" if name in WATCHING and name not in (BARE, AGAIN, ALL) else name,
+        name if name == AGAIN else f"`{name}`",
         f"{extra / 1e6:,.0f} MB",
         f"{100 * extra / (2 * taken.weights):.1f} %",
         f"{taken.seconds - bare.seconds:.3f} s",
         f"{100 * (taken.seconds / bare.seconds - 1):.1f} %",
-        f"{taken.tags:,}",
-        f"{taken.written / 1e3:,.0f} kB",
-        f"{taken.sites:,}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -251,7 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has; 2e5 or more")
     parser.add_argument("--steps", type=int, default=3, help="whole steps, of which the first warms up")
     parser.add_argument("--only", nargs="+", choices=[*WATCHING][1:], help="these rows alone")
-    parser.add_argument("--glibc", action="store_true", help="memory as glibc gives it by default")
     parser.add_argument("--take", choices=WATCHING, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.steps < 2:
@@ -260,18 +235,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(asdict(take(args.take, args.weights, args.steps))))
         return
 
-    def taken(name: str) -> Taken:
-        return take_elsewhere(name, args.weights, args.steps, own_memory=not args.glibc)
-
-    bare = taken(BARE)
+    bare = take_elsewhere(BARE, args.weights, args.steps)
     print(
         f"{bare.weights:,} weights in bfloat16, {TOKENS} tokens; torch {torch.__version__}, {platform.machine()}, "
         f"{torch.get_num_threads()} threads. Bare: {bare.peak / 1e6:,.0f} MB at most, {bare.seconds:.2f} s a step.\n"
     )
-    print("| watched by | extra memory | of the weights | extra time | of a step | tags | event file | sites |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| watched by | extra memory | of the weights | extra time | of a step |")
+    print("|---|---|---|---|---|")
     for name in args.only or [*WATCHING][1:]:
-        print(row(name, taken(name), bare), flush=True)
+        print(row(name, take_elsewhere(name, args.weights, args.steps), bare), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Three Markdown tables are printed. *Sites*: a training step of a chain of tiny layers, with `ActivationLogger` and
 `GradientLogger` due on every step, never due, and without them, which take turns as in overhead.py; a logger takes the
-numbers and drops them. *Size*: the time to measure one tensor beside one read of it by torch's sum. *Memory*: that of
-one site, and what a run holds after more and more steps.
+numbers and drops them. *Size*: the time to measure one tensor beside one read of it by torch's sum. *Memory*: what a
+run holds after more and more steps.
 """
 
 import argparse
@@ -138,28 +138,6 @@ class Held(NamedTuple):
 
     step: int
     traced: int
-    resident: int
-
-
-def memory_per_site(sites: int) -> float:
-    """Bytes that Python and NumPy hold for each site of a table, after a step and its readings."""
-    table, tensor = Table(plan(("mean", "std")), CPU), torch.ones(4)
-    gc.collect()
-    tracemalloc.start()
-    for index in range(sites):
-        table.open(Site(f"layer.{index}", "output"))(tensor)
-    readings = table.send()()
-    gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    del readings
-    return held / sites
-
-
-def resident() -> int:
-    """Bytes of this process that lie in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
@@ -168,7 +146,7 @@ def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
 
     def note(step: int) -> None:
         gc.collect()
-        held.append(Held(step, tracemalloc.get_traced_memory()[0], resident()))
+        held.append(Held(step, tracemalloc.get_traced_memory()[0]))
 
     callbacks = [*watching(every_n_steps), ParameterLogger(every_n_steps=every_n_steps)]
     trainer = Trainer(
@@ -249,12 +227,11 @@ def show_sizes(sizes: Sequence[int]) -> list[CostOfSize]:
     return rows
 
 
-def show_memory(sites: int, steps: Sequence[int], every_n_steps: int) -> None:
-    print(f"\nMemory of one of {sites:,} sites: {memory_per_site(sites):,.0f} bytes\n")
-    print(f"All callbacks, due on every {every_n_steps}th step:\n")
-    print("| step | held by Python and NumPy | resident |\n|---|---|---|")
-    for step, traced, lies in growth(steps, every_n_steps):
-        print(f"| {step:,} | {traced / 1e6:.2f} MB | {lies / 1e6:.0f} MB |")
+def show_memory(steps: Sequence[int], every_n_steps: int) -> None:
+    print(f"\nAll callbacks, due on every {every_n_steps}th step:\n")
+    print("| step | held by Python and NumPy |\n|---|---|")
+    for step, traced in growth(steps, every_n_steps):
+        print(f"| {step:,} | {traced / 1e6:.2f} MB |")
 
 
 def main() -> None:
@@ -269,12 +246,12 @@ def main() -> None:
     if args.quick:
         show_sites([10, 100], 10)
         show_sizes([10**2, 10**4, 10**6])
-        show_memory(200, [100, 300], 10)
+        show_memory([100, 300], 10)
         return
     sites = show_sites([10, 100, 1_000, 10_000], 120)
     sizes = show_sizes([10**power for power in range(2, 9)])
     draw(sites, sizes, PICTURE)
-    show_memory(2_000, [1_000, 2_000, 5_000, 10_000], 10)
+    show_memory([1_000, 2_000, 5_000, 10_000], 10)
 
 
 if __name__ == "__main__":
