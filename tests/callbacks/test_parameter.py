@@ -13,9 +13,9 @@ from hookboard.measure.statistics import FORMULAS
 class Keeps(Toy):
     """The parameters before and after every step."""
 
-    def __init__(self, net, optimizer=torch.optim.AdamW):
+    def __init__(self, net, optimizer=torch.optim.AdamW, rate=0.1):
         super().__init__(net)
-        self.make_optimizer = optimizer
+        self.make_optimizer, self.rate = optimizer, rate
         self.kept = [self.copies()]
 
     def copies(self):
@@ -25,7 +25,7 @@ class Keeps(Toy):
         self.kept.append(self.copies())
 
     def configure_optimizers(self):
-        return self.make_optimizer(self.parameters(), lr=0.1)
+        return self.make_optimizer(self.parameters(), lr=self.rate)
 
 
 def readings(logger, role):
@@ -85,3 +85,15 @@ def test_a_statistic_of_ones_own_is_not_shown_the_copies(tmp_path):
     logger = ParameterLogger("net.0", every_n_steps=1, statistics=[mine, "update_norm"], histogram=True)
     fit(tmp_path, Toy(mlp()), batches(4), logger)
     assert len(shown) == 2
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.0])
+def test_the_unchanged_share_is_that_of_equal_elements_before_and_after(tmp_path, rate):
+    model = Keeps(mlp().bfloat16(), torch.optim.SGD, rate)
+    logger = ParameterLogger(statistics="unchanged_fraction")
+    fit(tmp_path, model, [b.bfloat16() for b in batches(4)], logger)
+    before, after = model.kept
+    found = {name: reading.statistics for name, reading in readings(logger, "parameter_update").items()}
+    for name, values in found.items():
+        assert values == {"unchanged_fraction": (before[name] == after[name]).double().mean().item()}
+    assert any(0 < values["unchanged_fraction"] < 1 for values in found.values()) == (rate > 0)
