@@ -1,25 +1,15 @@
 """Tracers see no line of ours in a user's code, and what a step made dies with it, with our callbacks too."""
 
 import contextlib
-import copy
 import gc
 import inspect
 import sys
-import threading
 import traceback
 import weakref
-from collections import Counter
 
 import pytest
 import torch
-from callbacks.user_program import (
-    IGNORED,
-    STEPS,
-    Does,
-    Effects,
-    assert_the_same_is_seen,
-    surely,
-)
+from callbacks.user_program import IGNORED, STEPS, Does, Effects, assert_the_same_is_seen, surely
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -75,84 +65,6 @@ effect |= {
 
 
 @effect
-def a_tracer_of_threads_sees_lines(user):
-    def trace(frame, event, arg):
-        if is_of_the_user(frame.f_code):
-            user.saw(event, frame.f_code.co_name)
-            return trace
-        return None
-
-    def during(output):
-        def work():
-            user.net[4](torch.ones(2, 6)).sum().item()
-
-        threading.settrace(trace)
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        threading.settrace(None)
-
-    user.during = during
-
-
-@effect
-def a_profile_counts_calls(user):
-    import cProfile
-    import pstats
-
-    @surely
-    def around():
-        profile = cProfile.Profile()
-        with profile:
-            yield
-        for (file, line, name), (_, calls, *_) in sorted(pstats.Stats(profile).stats.items()):
-            if file == __file__ and name not in OF_THE_LOGGER:
-                user.saw(name, line, calls)
-
-    user.around_fit = around
-    user.during = lambda output: output.exp().tanh().mean()
-
-
-@effect
-def events_are_monitored(user):
-    monitoring = getattr(sys, "monitoring", None)
-    if monitoring is None:
-        pytest.skip("sys.monitoring came with Python 3.12")
-
-    def start(code, offset):
-        if is_of_the_user(code):
-            user.saw("start", code.co_name)
-
-    @surely
-    def around():
-        monitoring.use_tool_id(4, "of the user")
-        monitoring.register_callback(4, monitoring.events.PY_START, start)
-        monitoring.set_events(4, monitoring.events.PY_START)
-        yield
-        monitoring.set_events(4, 0)
-        monitoring.free_tool_id(4)
-
-    user.around_fit = around
-    user.during = lambda output: output.exp().tanh().mean()
-
-
-@effect
-def torchs_profiler_sees_what_the_user_records(user):
-    @surely
-    def around():
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            yield
-        of_user = [event.name for event in profile.events() if event.name.startswith(("of the user", "Optimizer"))]
-        user.saw(Counter(of_user))
-
-    def during(output):
-        with torch.profiler.record_function("of the user"):
-            return output.exp().mean()
-
-    user.around_fit, user.during = around, during
-
-
-@effect
 def the_stack_is_inspected(user):
     def look(*args):
         user.saw([one.function for one in inspect.stack(0) if one.filename == __file__])
@@ -170,21 +82,6 @@ def the_stack_is_inspected(user):
             return output.exp().mean()
 
     user.during = during
-
-
-@effect
-def a_layer_asks_who_called_it(user):
-    class Asks(nn.Module):
-        def forward(self, x):
-            frame, found = sys._getframe(1), []
-            while frame is not None:
-                if frame.f_code.co_filename == __file__:
-                    found.append((frame.f_code.co_name, frame.f_lineno))
-                frame = frame.f_back
-            user.saw(found)
-            return torch.relu(x)
-
-    user.net.append(Asks())
 
 
 @effect
@@ -237,17 +134,6 @@ class Remembers:
 
 
 @effect
-def outputs_die_with_the_step(user):
-    alive = Remembers(user)
-
-    def during(output):
-        alive.count()
-        alive.keep("output", output)
-
-    user.during = during
-
-
-@effect
 def outputs_of_layers_die_with_the_step(user):
     alive = Remembers(user)
     for number, layer in enumerate(user.net):
@@ -264,18 +150,6 @@ class Fresh(torch.utils.data.IterableDataset):
     def __iter__(self):
         for seed in range(STEPS):
             yield self.make(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)))
-
-
-@effect
-def batches_die_with_the_step(user):
-    alive = Remembers(user)
-
-    def given(batch):
-        alive.count()
-        alive.keep("batch", batch)
-        return batch
-
-    user.data, user.given = Fresh(lambda batch: batch), given
 
 
 @effect
@@ -336,19 +210,6 @@ def graphs_die_with_the_step(user):
 
 
 @effect
-def losses_die_with_the_step(user):
-    alive = Remembers(user)
-
-    def during(output):
-        alive.count()
-        more = output.exp().mean()
-        alive.keep("loss", more)
-        return more
-
-    user.during = during
-
-
-@effect
 def what_a_forward_deletes_is_gone_at_once(user):
     class Deletes(nn.Module):
         def forward(self, x):
@@ -361,50 +222,6 @@ def what_a_forward_deletes_is_gone_at_once(user):
 
     user.net.append(Deletes())
     user.around_fit = without_collecting
-
-
-@effect
-def an_object_that_a_forward_deletes_is_gone_at_once(user):
-    class Held:
-        pass
-
-    class Deletes(nn.Module):
-        def forward(self, x):
-            held = Held()
-            ref = weakref.ref(held)
-            x = torch.relu(x) + x
-            del held
-            user.saw("alive" if ref() is not None else "gone")
-            return x
-
-    user.net.append(Deletes())
-    user.around_fit = without_collecting
-
-
-@effect
-def what_is_forgotten_calls_back(user):
-    kept = []
-
-    def during(output):
-        kept.append(weakref.ref(output, lambda ref: user.saw("output is gone")))
-        made = output.exp()
-        kept.append(weakref.ref(made, lambda ref: user.saw("exp is gone")))
-        return made.mean()
-
-    user.during, user.around_fit = during, without_collecting
-
-
-@effect
-def a_detached_input_is_freed_without_gradients(user):
-    def during(output):
-        with torch.no_grad():
-            made = user.net[4](output[:, [0, 1, 2, 3, 0, 1]])
-            ref = weakref.ref(made)
-            total = made.sum().item()
-            del made
-            user.saw(total, ref() is None)
-
-    user.during, user.around_fit = during, without_collecting
 
 
 @effect
@@ -448,14 +265,6 @@ def references_to_storages_are_counted(user):
 
 
 @effect
-def tensors_with_a_graph_are_counted(user):
-    def during(output):
-        user.saw(sum(type(one) is torch.Tensor and one.grad_fn is not None for one in gc.get_objects()))
-
-    user.during, user.around_fit = during, without_collecting
-
-
-@effect
 def the_collector_is_as_the_user_set_it(user):
     user.during = lambda output: user.saw(gc.isenabled(), gc.get_threshold(), gc.get_debug())
 
@@ -473,20 +282,6 @@ def the_collector_calls_back(user):
             gc.callbacks.remove(collected)
 
     user.around_fit = around
-
-
-@effect
-def weights_of_an_average_are_swapped(user):
-    average = copy.deepcopy(user.net)
-
-    def during(output):
-        with torch.no_grad():
-            for mine, other in zip(average.parameters(), user.net.parameters(), strict=True):
-                mine.lerp_(other, 0.5)
-        torch.utils.swap_tensors(average[0].bias, nn.Parameter(torch.ones(6)))
-        user.saw(average[0].bias.sum().item(), average(torch.ones(2, 4)).sum().item())
-
-    user.during = during
 
 
 @effect

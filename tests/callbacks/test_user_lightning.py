@@ -138,13 +138,6 @@ def with_a_scheduler(self):
 
 
 @effect
-def a_loader_with_an_order_of_its_own_is_walked(user):
-    user.data = [{"x": one, "n": n} for n, one in enumerate(user.data)]
-    user.given = lambda batch: user.saw(batch["n"]) or batch["x"]
-    user.sampler = torch.utils.data.RandomSampler(user.data)
-
-
-@effect
 def a_dataset_counts_its_items(user):
     class Counts(torch.utils.data.Dataset):
         def __len__(self):

@@ -1,20 +1,12 @@
 """Modes and classes of tensors of the user's, which see every call of torch, see none of ours."""
 
-import contextlib
 import itertools
 import random
 
 import numpy as np
 import pytest
 import torch
-from callbacks.user_program import (
-    IGNORED,
-    Does,
-    Effects,
-    Within,
-    assert_the_same_is_seen,
-    surely,
-)
+from callbacks.user_program import IGNORED, Does, Effects, Within, assert_the_same_is_seen, surely
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
@@ -98,42 +90,11 @@ effect |= {
 
 
 @effect
-def a_function_mode_in_a_function_mode_counts(user):
-    @surely
-    def both():
-        with Functions(user), Functions(user, lambda returned: user.saw("inner") or returned):
-            yield
-
-    user.around_step = both
-
-
-@effect
 def a_function_mode_is_entered_in_one_step_and_left_in_the_next(user):
     one, steps = Functions(user), itertools.count()
 
     def during(output):
         (one.__exit__(None, None, None) if next(steps) % 2 else one.__enter__()) and None
-
-    user.during = during
-
-
-@effect
-def a_dispatch_mode_is_entered_in_one_step_and_left_in_the_next(user):
-    one, steps = Operations(user), itertools.count()
-
-    def during(output):
-        (one.__exit__(None, None, None) if next(steps) % 2 else one.__enter__()) and None
-
-    user.during = during
-
-
-@effect
-def a_step_switches_overriding_off(user):
-    def during(output):
-        with Functions(user), torch._C.DisableTorchFunctionSubclass():
-            more = output.exp().mean()
-        with torch._C.DisableTorchFunction():
-            return more + output.square().mean()
 
     user.during = during
 
@@ -154,18 +115,6 @@ def the_default_device_changes_in_the_first_step(user):
 
 
 @effect
-def the_default_device_is_set_around_the_fit(user):
-    @surely
-    def around():
-        torch.set_default_device("cpu")
-        yield
-        user.saw(str(torch.get_default_device()))
-        torch.set_default_device(None)
-
-    user.around_fit = around
-
-
-@effect
 def the_default_type_changes_in_a_forward(user):
     @surely
     def double():
@@ -175,19 +124,6 @@ def the_default_type_changes_in_a_forward(user):
 
     user.net[4] = Within(nn.Linear(6, 4), double)
     user.net[4].register_forward_hook(lambda *args: user.saw(str(torch.rand(1).dtype)) and None)
-
-
-@effect
-def operations_are_counted_by_torchs_counter_of_flops(user):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    def during(output):
-        with FlopCounterMode(display=False) as counter:
-            more = user.net(output).mean()
-        user.saw(counter.get_total_flops(), str(counter.get_flop_counts()))
-        return more
-
-    user.during = during
 
 
 @effect
@@ -213,32 +149,6 @@ def a_tracker_of_modules_knows_where_it_is(user):
 
 
 @effect
-def communication_is_debugged(user):
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    def during(output):
-        with CommDebugMode() as debug:
-            more = user.net(output).mean()
-        user.saw(debug.get_total_counts(), debug.get_parameter_info().keys())
-        return more
-
-    user.during = during
-
-
-@effect
-def torchs_debug_mode_writes_down_what_a_layer_runs(user):
-    debug = pytest.importorskip("torch.utils._debug_mode")
-
-    @contextlib.contextmanager
-    def around():
-        with debug.DebugMode(record_torchfunction=True) as written:
-            yield
-        user.saw(len(written.operators))
-
-    user.net[4] = Within(nn.Sequential(nn.Linear(6, 4)), around)
-
-
-@effect
 def a_dry_run_makes_fake_tensors(user):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -255,34 +165,6 @@ def saved_tensors_are_packed_in_the_fit(user):
     pack = lambda tensor: user.saw("pack", tuple(tensor.shape)) or tensor  # noqa: E731
     unpack = lambda tensor: user.saw("unpack", tuple(tensor.shape)) or tensor  # noqa: E731
     user.around_fit = lambda: torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
-@effect
-def saved_tensors_are_packed_in_a_forward(user):
-    pack = lambda tensor: user.saw("pack", tuple(tensor.shape)) or tensor  # noqa: E731
-    unpack = lambda tensor: user.saw("unpack", tuple(tensor.shape)) or tensor  # noqa: E731
-    user.net[4] = Within(nn.Linear(6, 4), lambda: torch.autograd.graph.saved_tensors_hooks(pack, unpack))
-
-
-@effect
-def saved_tensors_may_be_changed(user):
-    changing = torch.autograd.graph.allow_mutation_on_saved_tensors()
-    kept = []
-
-    @surely
-    def around():
-        with changing as context:
-            kept.append(context)
-            yield
-
-    def during(output):
-        made = output.exp()
-        more = made.square()
-        made.mul_(0.5)
-        user.saw(len(kept[0].cloned))
-        return more.mean()
-
-    user.around_fit, user.during = around, during
 
 
 @effect
@@ -315,13 +197,6 @@ def an_input_has_a_class_of_the_users(user):
 
 
 @effect
-def a_batch_has_a_class_of_the_users(user):
-    kind = tensor_class(user)
-    user.data = [batch.as_subclass(kind) for batch in user.data]
-    user.given = lambda batch: batch.as_subclass(torch.Tensor)
-
-
-@effect
 def a_target_has_a_class_of_the_users(user):
     kind = tensor_class(user)
     user.data = [(batch, batch.as_subclass(kind)) for batch in user.data]
@@ -346,25 +221,6 @@ def a_weight_has_a_class_of_the_users(user):
     kind = tensor_class(user)
     user.net[4].weight = nn.Parameter(user.net[4].weight.detach().as_subclass(kind))
     user.output = lambda output: output.as_subclass(torch.Tensor)
-
-
-@effect
-def a_weight_has_a_subclass_of_parameter(user):
-    class Kept(nn.Parameter):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            user.saw(str(resolve_name(func)))
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-
-    user.net[0].weight = Kept(user.net[0].weight.detach())
-
-
-@effect
-def a_buffer_has_a_class_of_the_users(user):
-    kind = tensor_class(user)
-    user.net.register_buffer("scale", torch.ones(4).as_subclass(kind))
-    user.output = lambda output: output * user.net.scale.as_subclass(torch.Tensor)
 
 
 @effect

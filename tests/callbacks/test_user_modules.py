@@ -1,22 +1,13 @@
 """Methods, hooks and copies of the user's modules are called and made as they are without our callbacks."""
 
 import copy
-import io
 import pickle
 import traceback
 
 import pytest
 import torch
-from callbacks.user_program import (
-    IGNORED,
-    Effects,
-    assert_the_same_is_seen,
-    counting,
-    silent,
-    surely,
-)
+from callbacks.user_program import IGNORED, Effects, assert_the_same_is_seen, counting, silent, surely
 from torch import nn
-from torch.nn.functional import linear
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 
@@ -35,17 +26,12 @@ add_module register_buffer __setstate__ _save_to_state_dict
 """
 
 
-def overriding(name):
-    def effect_of(user):
-        old = user.net
-        kind = counting(nn.Sequential, user, name)
-        inner = counting(nn.Linear, user, name)(4, 6) if hasattr(nn.Linear, name) else nn.Linear(4, 6)
-        user.net = kind(inner, kind(old[1], old[2]), *old[3:])
-
-    return effect_of
-
-
-effect |= {f"a module has its own {name}": overriding(name) for name in OVERRIDDEN.split()}
+@effect
+def a_module_has_methods_of_its_own(user):
+    old, names = user.net, OVERRIDDEN.split()
+    kind = counting(nn.Sequential, user, *names)
+    inner = counting(nn.Linear, user, *[name for name in names if hasattr(nn.Linear, name)])(4, 6)
+    user.net = kind(inner, kind(old[1], old[2]), *old[3:])
 
 
 def net_of(user, kind):
@@ -98,26 +84,6 @@ def a_module_makes_what_it_has_not(user):
     user.net = net_of(user, Makes)
 
 
-@effect
-def a_module_passes_attributes_on(user):
-    class Proxy(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def __getattr__(self, name):
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                user.saw("passes on", name)
-                return getattr(super().__getattr__("inner"), name)
-
-        def forward(self, x):
-            return self.inner(x) * self[4].bias.sum().sigmoid() if hasattr(self, "nothing") else self.inner(x)
-
-    user.net = Proxy(user.net)
-
-
 NAMES = (
     "weight bias in_features out_features eps momentum num_heads head_dim embed_dim p dim kernel_size stride padding"
 )
@@ -131,29 +97,6 @@ def a_module_has_properties_that_compute(user):
 
     kind = type("Computing", (nn.Sequential,), {name: property_of(name) for name in NAMES.split()})
     user.net = net_of(user, kind)
-
-
-@effect
-def a_layer_computes_its_weight(user):
-    class Computing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.raw = nn.Parameter(torch.rand(4, 4))
-
-        @property
-        def weight(self):
-            user.saw("weight")
-            return self.raw.tanh()
-
-        @property
-        def bias(self):
-            user.saw("bias")
-            return self.raw[0]
-
-        def forward(self, x):
-            return linear(x, self.weight, self.bias)
-
-    user.net.append(Computing())
 
 
 @effect
@@ -284,12 +227,6 @@ def hooks_of_a_step_are_removed_in_it(user):
 
 
 @effect
-def a_hook_replaces_what_a_layer_takes_and_returns(user):
-    user.net[4].register_forward_pre_hook(lambda layer, args: (args[0] * 1.5,))
-    user.net[4].register_forward_hook(lambda layer, args, output: user.saw(output.sum().item()) or output * 0.5)
-
-
-@effect
 def a_layer_fails_and_the_step_goes_on(user):
     class Fails(nn.Module):
         def forward(self, x):
@@ -335,17 +272,9 @@ def copied(make):
     return effect_of
 
 
-def through_torch_save(module):
-    stream = io.BytesIO()
-    torch.save(module, stream)
-    stream.seek(0)
-    return torch.load(stream, weights_only=False)
-
-
 effect |= {
     "a copy is made in the step": copied(copy.deepcopy),
     "a pickle is made in the step": copied(lambda net: pickle.loads(pickle.dumps(net))),
-    "a model is saved whole in the step": copied(through_torch_save),
 }
 
 
@@ -371,33 +300,6 @@ def a_copy_of_an_optimizer_is_made(user):
         user.saw(b"hookboard" in pickle.dumps(other))
 
     user.optimizer, user.during = optimizer, lambda output: during(output) and None
-
-
-@effect
-def a_layer_is_copied_in_a_forward(user):
-    class Copies(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            with torch.no_grad():
-                made = copy.deepcopy(self.layer)
-                target = made(x)
-            user.saw(hooks_of(made))
-            return self.layer(x) + target
-
-    user.net.append(Copies())
-
-
-@effect
-def a_layer_is_traced_by_jit(user):
-    def during(output):
-        with silent():
-            made = torch.jit.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), output.detach())
-        user.saw(str(made.graph).count("aten::"), made(output.detach()).shape)
-
-    user.during = lambda output: during(output) and None
 
 
 @effect

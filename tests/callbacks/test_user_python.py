@@ -9,22 +9,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections import Counter
 from contextvars import ContextVar
 
 import numpy as np
 import pytest
 import torch
-from callbacks.user_program import (
-    IGNORED,
-    Effects,
-    assert_the_same_is_seen,
-    noting_warnings,
-    surely,
-)
+from callbacks.user_program import IGNORED, Effects, assert_the_same_is_seen, noting_warnings, surely
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 
@@ -94,29 +86,6 @@ def filters_of_warnings_are_compared(user):
         user.saw(bool(warnings.filters), [one[:1] for one in warnings.filters])
 
     user.during = during
-
-
-@effect
-def the_version_of_the_filters_stays(user):
-    def during(output):
-        registry = {}
-        for _ in range(2):
-            warnings.warn_explicit("x", UserWarning, "of the user", 1, registry=registry)
-        user.saw("said")
-
-    @surely
-    def around():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            yield
-        user.saw(sum(str(one.message) == "x" for one in caught))
-
-    kept = {}
-
-    def during(output):  # noqa: F811
-        warnings.warn_explicit("x", UserWarning, "of the user", 1, registry=kept)
-
-    user.during, user.around_fit = during, around
 
 
 class Records(logging.Handler):
@@ -200,26 +169,6 @@ def states_of_generators_are_compared(user):
 
 
 @effect
-def a_step_forks_the_generator(user):
-    def during(output):
-        with torch.random.fork_rng():
-            torch.manual_seed(len(user.parts))
-            user.saw(torch.rand(1).item(), user.net(output).sum().item())
-
-    user.during = lambda output: during(output) and None
-
-
-@effect
-def a_loader_begins_in_a_step(user):
-    def during(output):
-        loader = DataLoader(range(9), 3, shuffle=True)
-        iterator = iter(loader)
-        user.saw(iterator._base_seed, [batch.tolist() for batch in iterator])
-
-    user.during = lambda output: during(output) and None
-
-
-@effect
 def secrets_and_hashes_are_asked(user):
     class Keyed:
         def __hash__(self):
@@ -283,16 +232,6 @@ def the_process_is_looked_at_in_a_forward(user):
             return x * 1
 
     user.net.append(Looks())
-
-
-@effect
-def the_process_is_looked_at_between_steps(user):
-    def given(batch):
-        for one in world():
-            user.saw(*one)
-        return batch
-
-    user.given = given
     user.at_end.append(lambda: [user.saw(*one) for one in world()])
 
 
@@ -308,22 +247,6 @@ def exits_are_registered(user):
     import atexit
 
     user.during = lambda output: user.saw(atexit._ncallbacks())
-
-
-OWNERS = {
-    "torch": torch,
-    "functional": torch.nn.functional,
-    "overrides": torch.overrides,
-    "autograd": torch.autograd,
-    "module": nn.Module,
-    "linear": nn.Linear,
-    "tensor": torch.Tensor,
-    "optimizer": torch.optim.Optimizer,
-    "scaler": torch.amp.GradScaler,
-    "random": torch.random,
-    "graph": torch.autograd.graph,
-    "scheduler": torch.optim.lr_scheduler.LRScheduler,
-}
 
 
 @effect
@@ -343,19 +266,6 @@ def a_context_variable_counts(user):
         def forward(self, x):
             variable.set(variable.get() + 1)
             user.saw(variable.get())
-            return torch.relu(x) + x
-
-    user.net.append(Counts())
-
-
-@effect
-def a_value_of_the_thread_counts(user):
-    local = threading.local()
-
-    class Counts(nn.Module):
-        def forward(self, x):
-            local.calls = getattr(local, "calls", 0) + 1
-            user.saw(local.calls, threading.current_thread().name)
             return torch.relu(x) + x
 
     user.net.append(Counts())
@@ -382,36 +292,6 @@ def layers_run_in_threads(user):
             return found[0] + found[1]
 
     user.net.append(Parallel())
-
-
-@effect
-def cached_functions_count_their_hits(user):
-    import functools
-
-    @functools.lru_cache
-    def scale(size):
-        return 1 / size
-
-    class Scales(nn.Module):
-        def forward(self, x):
-            made = x * scale(x.shape[0])
-            user.saw(str(scale.cache_info()))
-            return made
-
-    user.net.append(Scales())
-
-
-@effect
-def a_layer_counts_its_calls_by_mode(user):
-    calls = Counter()
-
-    class Counts(nn.Module):
-        def forward(self, x):
-            calls[self.training, torch.is_grad_enabled()] += 1
-            user.saw(sorted(calls.items()))
-            return torch.relu(x) + x
-
-    user.net.append(Counts())
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))

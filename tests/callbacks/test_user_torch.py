@@ -1,21 +1,12 @@
 """Graphs, operators, optimizers and compiled functions of the user's run no more often with our callbacks."""
 
-import contextlib
 import itertools
 import sys
 from collections import defaultdict
 
 import pytest
 import torch
-from callbacks.user_program import (
-    IGNORED,
-    Does,
-    Effects,
-    assert_the_same_is_seen,
-    counting,
-    silent,
-    surely,
-)
+from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen, counting, surely
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -50,19 +41,6 @@ def a_function_counts_its_passes(user):
 
 
 @effect
-def the_graph_behind_the_output_is_read(user):
-    def during(output):
-        nodes, names = [output.grad_fn], []
-        while nodes:
-            node = nodes.pop()
-            names.append(node.name())
-            nodes += [one for one, _ in node.next_functions if one is not None]
-        user.saw(names)
-
-    user.during = during
-
-
-@effect
 def nodes_are_numbered_in_the_order_of_calls(user):
     def during(output):
         first = output.grad_fn._sequence_nr()
@@ -89,13 +67,6 @@ def tensors_are_leaves_or_keep_gradients(user):
 
     for layer in user.net:
         layer.register_forward_hook(lambda *args: look(*args) and None)
-
-
-@effect
-def anomalies_are_detected(user):
-    user.around_step = lambda: torch.autograd.detect_anomaly(check_nan=True)
-    user.around_fit = lambda: silent()
-    user.during = lambda output: user.saw(torch.is_anomaly_enabled(), sorted(output.grad_fn.metadata))
 
 
 @effect
@@ -137,15 +108,6 @@ def a_step_calls_the_network_as_a_function(user):
 
 
 @effect
-def a_step_maps_a_layer_over_samples(user):
-    def per_sample(x):
-        user.saw("per sample", tuple(x.shape))
-        return user.net[4](torch.cat([x, x[:2]])).sum()
-
-    user.during = lambda output: torch.func.vmap(per_sample)(output).mean()
-
-
-@effect
 def a_step_takes_gradients_for_samples(user):
     weights = lambda: dict(user.net[4].named_parameters())  # noqa: E731
 
@@ -156,28 +118,6 @@ def a_step_takes_gradients_for_samples(user):
     def during(output):
         grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights(), output.detach())
         user.saw({name: grad.sum().item() for name, grad in grads.items()})
-
-    user.during = during
-
-
-@effect
-def a_step_differentiates_forwards(user):
-    def during(output):
-        user.net.eval()
-        value, tangent = torch.func.jvp(user.net, (output.detach(),), (torch.ones_like(output),))
-        user.net.train()
-        user.saw(value.sum().item(), tangent.sum().item())
-
-    user.during = during
-
-
-@effect
-def a_step_penalizes_gradients(user):
-    def during(output):
-        x = torch.ones(3, 4, requires_grad=True)
-        (grad,) = torch.autograd.grad(user.net(x).sum(), x, create_graph=True)
-        user.saw(grad.sum().item())
-        return grad.square().mean()
 
     user.during = during
 
@@ -199,51 +139,6 @@ def a_step_recomputes_with_a_policy(user):
 # Operators.
 
 
-def operator(register):
-    def effect_of(user):
-        with contextlib.ExitStack() as until_end:
-            library = until_end.enter_context(torch.library._scoped_library("of_the_user", "FRAGMENT"))
-            call = register(user, library)
-            user.net.append(Does(call))
-            user.net.append(nn.Linear(4, 4))
-            until_end_of_fit = until_end.pop_all()
-
-        @surely
-        def around():
-            with until_end_of_fit:
-                yield
-
-        user.around_fit = around
-
-    return effect_of
-
-
-def with_a_kernel(*keys):
-    def register(user, library):
-        library.define("twice(Tensor x) -> Tensor")
-        for key in keys:
-
-            def kernel(x, key=key):
-                user.saw("kernel", key)
-                if key == "Autograd":
-                    with torch._C._AutoDispatchBelowAutograd():
-                        return torch.ops.of_the_user.twice(x)
-                return torch.add(x, x)
-
-            library.impl("twice", kernel, key)
-        return lambda x: torch.ops.of_the_user.twice(x.detach()) + x
-
-    return register
-
-
-effect |= {
-    "an operator is composed in Python": operator(with_a_kernel("CompositeImplicitAutograd")),
-    "an operator is composed with its own gradient": operator(with_a_kernel("CompositeExplicitAutograd")),
-    "an operator has a kernel for the CPU": operator(with_a_kernel("CPU")),
-    "an operator has a kernel for autograd": operator(with_a_kernel("Autograd", "CPU")),
-}
-
-
 @effect
 def an_operator_of_the_users_counts(user):
     name = "of_the_user::halve"
@@ -260,23 +155,6 @@ def an_operator_of_the_users_counts(user):
     )
     user.net.append(Does(made))
     user.net.append(nn.Linear(4, 4))
-
-
-@effect
-def an_operator_of_the_users_works_in_place(user):
-    def add_one(x: torch.Tensor) -> None:
-        user.saw("add one")
-        x.add_(1)
-
-    made = torch.library.custom_op("of_the_user::add_one", add_one, mutates_args=("x",))
-    counter = torch.zeros(4)
-
-    def during(output):
-        made(counter)
-        user.saw(counter.tolist())
-        return (output * counter).mean()
-
-    user.during = during
 
 
 # Optimizers and schedulers.
@@ -299,46 +177,12 @@ def an_optimizer_counts(user):
 
 
 @effect
-def an_optimizer_of_the_users_own_counts(user):
-    class Descent(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {"lr": 0.1})
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            loss = None if closure is None else torch.enable_grad()(closure)()
-            user.saw("step")
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        user.saw("weight", p.grad.sum().item())
-                        p.sub_(p.grad * group["lr"])
-                        self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
-            return loss
-
-    user.optimizer = Descent
-
-
-@effect
 def the_state_of_an_optimizer_is_read(user):
     names = ("__getitem__", "__iter__", "__contains__", "get", "items", "keys", "values", "__len__")
 
     def optimizer(parameters):
         made = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
         made.state = counting(defaultdict, user, *names)(dict)
-        return made
-
-    user.optimizer = optimizer
-
-
-@effect
-def hooks_on_an_optimizer_count(user):
-    def optimizer(parameters):
-        made = torch.optim.Adam(parameters, lr=0.01)
-        made.register_step_pre_hook(lambda *args: user.saw("before"))
-        made.register_step_post_hook(lambda *args: user.saw("after"))
-        made.register_state_dict_pre_hook(lambda *args: user.saw("before saving"))
-        made.register_state_dict_post_hook(lambda *args: user.saw("after saving"))
         return made
 
     user.optimizer = optimizer
@@ -374,31 +218,14 @@ def the_step_of_an_optimizer_is_replaced(user):
 
 
 @effect
-def a_closure_is_called_several_times(user):
-    extra = torch.optim.LBFGS(user.net.parameters(), max_iter=3)
-
-    def closure():
-        extra.zero_grad()
-        loss = user.net(torch.ones(2, 4)).square().mean()
-        user.saw("closure", loss.item())
-        loss.backward()
-        return loss
-
-    user.during = lambda output: extra.step(closure) and None
-    user.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.0)
-    user.output = lambda output: output.detach().requires_grad_()
-
-
-def scheduled(user, scheduler_of):
-    made = []
+def a_scheduler_counts(user):
+    kind = counting(torch.optim.lr_scheduler.StepLR, user, "step", "get_lr", "get_last_lr", "state_dict")
+    made, steps = [], itertools.count()
 
     def optimizer(parameters):
         one = torch.optim.SGD(parameters, lr=0.1)
-        made.append(scheduler_of(one))
-        user.after_step = made[0].step
+        made.append(kind(one, 1, 0.9))
         return one
-
-    steps = itertools.count()
 
     def during(output):
         if next(steps):
@@ -406,19 +233,6 @@ def scheduled(user, scheduler_of):
         user.saw(made[0].last_epoch, made[0]._step_count, made[0].get_last_lr())
 
     user.optimizer, user.during = optimizer, during
-
-
-@effect
-def a_scheduler_counts(user):
-    kind = counting(torch.optim.lr_scheduler.StepLR, user, "step", "get_lr", "get_last_lr", "state_dict")
-    scheduled(user, lambda optimizer: kind(optimizer, 1, 0.9))
-
-
-@effect
-def a_schedule_is_a_function_that_counts(user):
-    scheduled(
-        user, lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: user.saw("n", n) or 0.9**n)
-    )
 
 
 # Compiled code.
