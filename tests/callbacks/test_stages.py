@@ -7,7 +7,7 @@ import pytest
 import torch
 from callbacks.compiling import compiles
 from oracle import assert_true
-from toys import EachStep, Toy, batches, events, fit, hooked, loader, mlp, scalars, trainer
+from toys import Toy, batches, events, fit, hooked, loader, mlp, scalars, trainer
 
 from hookboard import ActivationLogger
 from hookboard.measure.statistics import FORMULAS
@@ -161,11 +161,3 @@ def test_a_compiled_model_has_one_more_graph_and_the_same_numbers(tmp_path):
     assert compiled.keys() == eager.keys()
     for tag, points in eager.items():
         assert compiled[tag] == pytest.approx(points, rel=1e-5, abs=1e-7)
-
-
-def test_each_step_and_each_loop_has_its_readings(tmp_path):
-    callback = ActivationLogger("net.0", stages=["train", "validate"])
-    kept = EachStep(callback)
-    fit(tmp_path, Toy(mlp()), batches(4, 4), callback, kept, **VALIDATION)
-    assert [reading.stage for (reading,) in kept.readings] == ["train", "train"]
-    assert [reading.stage for reading in callback.readings] == ["validate"]

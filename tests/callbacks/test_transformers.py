@@ -117,19 +117,6 @@ def test_data_without_a_length_is_logged_as_data_with_one(tmp_path):
     assert_equal(logged(tmp_path / "stream" / "hookboard"), expected)
 
 
-def test_a_trainer_of_sequences_to_sequences_is_watched(tmp_path):
-    config = transformers.T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    config.decoder_start_token_id = 0
-    logger = ActivationLogger("encoder.block.0", every_n_steps=1)
-    given = arguments(tmp_path, transformers.Seq2SeqTrainingArguments, max_steps=2, predict_with_generate=True)
-    model = transformers.T5ForConditionalGeneration(config)
-    transformers.Seq2SeqTrainer(
-        model, given, train_dataset=texts(16), eval_dataset=texts(2), callbacks=[for_transformers(logger)]
-    ).train()
-    assert {reading.site.name for reading in logger.readings} == {"encoder.block.0"}
-    assert sorted({step for step, _ in logged(tmp_path / "hookboard")}) == [0, 1]
-
-
 def test_steps_go_on_after_a_resume(tmp_path):
     data, logger = batches(*[4] * 8), ActivationLogger("net.0", every_n_steps=1)
     first = trainer(tmp_path, Model(mlp()), data, max_steps=4, save_strategy="steps", save_steps=4)
@@ -148,18 +135,6 @@ def test_training_is_the_same_without_it_to_the_last_bit_and_no_hook_is_left(tmp
     assert hooks_of(watched) == hooks_of(bare)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
-def test_the_layers_of_an_adapter_are_named_as_in_its_model(tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-    model = peft.get_peft_model(tiny_gpt2(), config)
-    logger = ActivationLogger("**.lora_A.default", every_n_steps=1)
-    train_gpt2(tmp_path, for_transformers(logger), model=model)
-    named = {name for name, _ in model.named_modules()}
-    assert {reading.site.path for reading in logger.readings} <= named
-    assert len(logger.readings) == 2
-
-
 def both_stages():
     return [ActivationLogger(stages=["train", "validate"], every_n_steps=1), HealthMonitor(every_n_steps=1)]
 
@@ -175,17 +150,6 @@ def test_an_evaluation_is_logged_as_a_validation_of_a_trainer(tmp_path, given):
     mine = in_transformers(tmp_path / "transformers", mlp(), data, *both_stages(), **EVALUATES, **given)
     assert [key for key in mine if key[1].startswith("validate_")]
     assert_equal(mine, theirs)
-
-
-def test_a_layer_that_does_something_else_in_an_evaluation_is_found(tmp_path):
-    class Larger(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) * (1 if self.training else 9)
-
-    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), Larger(16, 2))
-    monitor = HealthMonitor(every_n_steps=1, rules="train_eval_gap")
-    in_transformers(tmp_path, net, batches(4) * 20, monitor, eval_strategy="epoch", **EVALUATES)
-    assert [verdict.module for verdict in monitor.verdicts] == ["net.2"]
 
 
 def test_an_evaluation_that_was_called_off_is_not_logged(tmp_path):

@@ -445,18 +445,6 @@ def test_an_evaluation_that_raises_is_not_counted_to_the_next(tmp_path):
     assert reading.moments.count == model.net[0](batch).numel()
 
 
-def test_an_optimizer_is_hooked_once_for_all_steps():
-    """Whoever has compiled its step would compile it anew after each change of its hooks."""
-    model = Plain(mlp())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watch(model, optimizer, [HealthMonitor(every_n_steps=1)]) as run:
-        hooks = dict(optimizer._optimizer_step_pre_hooks)
-        for _ in range(2):
-            step_of(run, model, optimizer, batches(4)[0])
-            assert optimizer._optimizer_step_pre_hooks == hooks
-    assert not optimizer._optimizer_step_pre_hooks
-
-
 def test_a_model_that_is_one_layer_is_measured(tmp_path):
     torch.manual_seed(0)
     net, logger = nn.Linear(4, 1), ActivationLogger(every_n_steps=1, statistics="mean")
