@@ -9,13 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from toys import ALWAYS, Toy, batches, fit, hooked, loader, mlp, trainer
 
-from hookboard import (
-    ActivationLogger,
-    FeatureMapLogger,
-    GradientLogger,
-    HealthMonitor,
-    ParameterLogger,
-)
+from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor, ParameterLogger
 
 IN_VALIDATION = ["on_validation_start", "on_validation_batch_end", "on_validation_end"]
 
@@ -155,7 +149,8 @@ def test_callbacks_that_are_copied_in_the_middle_of_a_batch_serve_another_traine
                 kept.extend(copied([one for one in trainer_.callbacks if not isinstance(one, Copies)]))
 
     kept = []
-    fit(None, Toy(mlp()), batches(4, 4), ActivationLogger("net.0", every_n_steps=1), Copies())
+    kinds = ActivationLogger, GradientLogger, ParameterLogger, FeatureMapLogger, HealthMonitor
+    fit(None, Toy(mlp()), batches(4, 4), *(kind("net.0", every_n_steps=1) for kind in kinds), Copies())
     fit(None, Toy(mlp()), batches(9), *kept)
     (logger,) = [one for one in kept if isinstance(one, ActivationLogger)]
     assert logger.readings[0].moments.count == 9 * 8
@@ -168,17 +163,6 @@ def test_a_callback_whose_run_was_given_up_serves_another_trainer():
     shared.on_fit_start(left, model)  # and nothing more comes of it
     fit(None, Toy(mlp()), batches(4), shared)
     assert shared.readings[0].moments.count == 4 * 8
-
-
-def test_a_validation_of_another_trainer_within_a_run_is_an_error_too():
-    shared = ActivationLogger(stages=["train", "validate"], every_n_steps=1)
-
-    class Validates(Callback):
-        def on_train_batch_end(self, trainer_, pl_module, *args):
-            trainer(None, shared, limit_val_batches=1).validate(Toy(mlp()), loader(batches(9)), verbose=False)
-
-    with pytest.raises(ValueError, match="Create one for each"):
-        fit(None, Toy(mlp()), batches(4, 4), shared, Validates())
 
 
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end"])

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -127,16 +126,11 @@ def test_after_a_failure_of_the_module(tmp_path, net, where, error):
 @pytest.mark.parametrize(
     "hook",
     [
-        "setup",
         "on_fit_start",
-        "on_train_start",
         "on_train_batch_start",
         "on_after_backward",
-        "on_before_optimizer_step",
         "on_train_batch_end",
-        "on_train_epoch_end",
         "on_train_end",
-        "on_fit_end",
     ],
 )
 def test_after_a_failure_of_another_callback(tmp_path, net, hook, position):
@@ -233,23 +227,6 @@ def test_two_callbacks_of_one_class_do_not_meet(tmp_path, net):
     assert list(found["activation_max/net.0"]) == [0, 1, 2, 3]
     assert list(found["activation_min/net.2"]) == [1, 3]
     assert {tag for tag in found if "/net" in tag} == {"activation_max/net.0", "activation_min/net.2"}
-
-
-@pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["deepcopy", "pickle"])
-def test_a_callback_can_be_copied_while_it_is_attached(tmp_path, net, make):
-    callbacks = every_callback()
-
-    class Copies(Callback):
-        twins = ()
-
-        def on_before_optimizer_step(self, *args):
-            self.twins = make(callbacks)
-
-    copies = Copies()
-    fit(tmp_path, Toy(net), batches(4), *callbacks, copies)
-    for callback, twin in zip(callbacks, copies.twins, strict=True):
-        assert not twin._live
-        assert repr(twin) == repr(callback)
 
 
 def test_a_model_copied_while_it_is_watched_is_not_watched(tmp_path, net):

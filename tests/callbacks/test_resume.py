@@ -14,12 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import nn
 
-from hookboard import (
-    ActivationLogger,
-    GradientLogger,
-    HealthMonitor,
-    ParameterLogger,
-)
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 
 STEPS, CUT = 32, 21
 """How many batches a fit has, and behind how many of them it is interrupted."""

@@ -127,27 +127,6 @@ def test_without_it_none_is_named(tmp_path, run):
     assert not [verdict for verdict in run(tmp_path, same_tokens(False)).verdicts if verdict.rows]
 
 
-class ForRows(nn.Module):
-    """As `Logarithm` above, with a loss for rows of numbers whose last one is the class, as Hugging Face's calls it."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(Logarithm(), nn.Linear(8, 3))
-
-    def forward(self, x):
-        return {"loss": nn.functional.cross_entropy(self.net(x[:, :-1]), x[:, -1].long())}
-
-
-@pytest.mark.parametrize("bad", [-1e6, math.nan])
-def test_under_hugging_faces_trainer_a_nan_names_its_rows_too(tmp_path, bad):
-    data = [torch.cat([x, y[:, None].float()], 1) for x, y in classes()]
-    data[BAD][[2, ROW], 1] = bad
-    monitor = HealthMonitor(every_n_steps=10)
-    fit_in_transformers(tmp_path, ForRows(), data, monitor, logging_nan_inf_filter=False)
-    assert verdicts(monitor, "nonfinite")[0].rows == (2, ROW)
-
-
 def test_of_several_ranks_the_one_with_the_largest_loss_is_named():
     mild, bad = WorstRows("cross_entropy", (1,), (5.0,), 0.5, 8), WorstRows("cross_entropy", (2,), (9.0,), 0.5, 8)
     (loss, other) = mean_losses([[Loss(3, 3, 1.0, worst=mild), Loss(4, 4, 1.0)], [Loss(3, 3, 3.0, worst=bad)]])

@@ -4,14 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from pretended import (
-    CUDA,
-    Functions,
-    Pretended,
-    PretendedAccelerator,
-    pretend_cuda,
-    pretend_kernels,
-)
+from pretended import CUDA, Functions, Pretended, PretendedAccelerator, pretend_cuda, pretend_kernels
 from torch import nn
 from toys import Toy, batches, fit, images, mlp, scalars
 
