@@ -1,13 +1,10 @@
-"""What `HealthMonitor` says of published faulty programs: `python -m benchmarks.programs`.
+"""What `HealthMonitor` says of published faulty programs, of their fixes and of healthy ones.
 
-python -m benchmarks.programs                  train each program faulty and fixed, with HealthMonitor(), print a table
-python -m benchmarks.programs --json FILE      the rows besides, with every alarm
-python -m benchmarks.programs --every 5        with the Trainer's log_every_n_steps at 5 in place of Lightning's 50
-python -m benchmarks.programs --harm           the scores without a monitor, by which the fix must beat the fault
-python -m benchmarks.programs --set held_out   programs that no rule was written with, in place of those that were
-python -m benchmarks.programs --set newer      a second set of such programs
-python -m benchmarks.programs --only 31880720  programs whose name contains this
-python -m benchmarks.programs --peer           what torchtest2 says of the same (benchmarks/programs/requirements.txt)
+python -m benchmarks.programs                  train all programs with HealthMonitor(), print a table and the sums
+python -m benchmarks.programs --set held_out   those of one set: seen, held_out, newer or other_kinds
+python -m benchmarks.programs --only ctc       those whose name or kind contains this
+python -m benchmarks.programs --json FILE      the rows besides, with every alarm and every note
+python -m benchmarks.programs --bare --seed 1  without a monitor, and with another seed than the one that is judged
 """
 
 import argparse
@@ -18,79 +15,57 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs import peer
-from benchmarks.programs.catalogue import HELD_OUT, NEWER, POSTS
-from benchmarks.programs.rows import each, harm, judged
-
-SETS = {"seen": POSTS, "held_out": HELD_OUT, "newer": NEWER}
+from benchmarks.programs.catalogue import SETS
+from benchmarks.programs.rows import each, judged
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.programs", description=__doc__.splitlines()[0])
+    parser.add_argument("--set", choices=list(SETS), help="which programs, if not all")
+    parser.add_argument("--only", default="", help="programs whose name or kind contains this")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--every", type=int, default=50, help="the Trainer's log_every_n_steps")
-    parser.add_argument("--harm", action="store_true", help="scores without a monitor on three seeds")
-    parser.add_argument("--peer", action="store_true", help="let torchtest2 judge in place of hookboard")
-    parser.add_argument("--set", choices=list(SETS), default="seen", help="which programs")
-    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--bare", action="store_true", help="without a monitor")
+    parser.add_argument("--seed", type=int, help="another than the one that is judged")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(given)
-    names = [post.name for post in SETS[options.set] if options.only in post.name]
-    if options.harm:
-        for line in each(harm, names, options.processes):
-            print(line, flush=True)
-        return
+    judge = functools.partial(judged, seed=options.seed, with_monitor=not options.bare)
     rows = []
-    if options.peer:
-        for row in each(peer.checked, names, options.processes):
-            rows.append(row)
-            print(f"| {row['post']} | {checks(row['failures'])} | {checks(row['failures_on_fix'])} |", flush=True)
-        print(peer.sums(rows))
-        return
-    judge = functools.partial(judged, every=options.every)
-    for row in each(judge, names, options.processes):
-        rows.append(row)
-        print(shown(row), flush=True)
-    for line in sums(rows):
-        print(line)
+    for name in [options.set] if options.set else SETS:
+        wanted = [known.name for known in SETS[name] if options.only.lower() in f"{known.name} {known.kind}".lower()]
+        of_set = []
+        for row in each(judge, wanted, options.processes):
+            of_set.append(row)
+            print(shown(row), flush=True)
+        if of_set and not options.bare:
+            print(*sums(name, of_set), sep="\n")
+        rows += of_set
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-def checks(failures: Sequence[str]) -> str:
-    return ", ".join(failure.split(":")[0] for failure in failures) or "-"
+        options.json.write_text(json.dumps(rows, indent=1, default=str))
 
 
 def shown(row: dict[str, Any]) -> str:
-    def said(alarms: list[dict[str, Any]]) -> str:
-        return ", ".join(f"{alarm['rule']} {alarm['module']}".strip() for alarm in alarms) or "-"
+    scores = " -> ".join(f"{score:.2g}" for score in row["scores"])
+    lines = [f"{row['name']}: {row.get('fault') or row['kind']} ({scores}; {row['seconds']:.1f} s)"]
+    if not row.get("learns", True):
+        lines.append("    DOES NOT LEARN")
+    for what, alarms in (("alarm", row.get("alarms", ())), ("FALSE", row["alarms_on_fix"])):
+        lines += [f"    {what}: {said['rule']} {said['module'] or '-'}: {said['evidence']}" for said in alarms]
+    if row.get("found") and not row["cause"]:
+        lines.append("    no alarm names the cause")
+    return "\n".join(lines)
 
-    cause = "yes" if row["cause"] else "no" if row["found"] else "-"
-    repaired = (
-        f"{len(row['repaired_seeds'])} of {len(row['harmed'])} seeds: {row['followed']}" if row["followed"] else "-"
+
+def sums(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    def count(key: str, of: Sequence[dict[str, Any]]) -> int:
+        return sum(row[key] for row in of)
+
+    faulty, healthy = [row for row in rows if "found" in row], [row for row in rows if "found" not in row]
+    yield (
+        f"{name}: of {len(faulty)} faulty programs found {count('found', faulty)},"
+        f" cause right {count('cause', faulty)}; false alarms on {count('false_alarm', faulty)} fixes"
     )
-    wrong, right = row["scores"]
-    return (
-        f"| {row['post']} | {row['fault']} | {'yes' if row['found'] else 'no'} | {said(row['alarms'])} | {cause}"
-        f" | {repaired} | {said(row['alarms_on_fix'])} | {wrong:.2g} -> {right:.2g} |"
-    )
-
-
-def sums(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the sums of all programs, and of those that people wrote."""
-    yield sum_of("programs", rows)
-    yield sum_of("of them by people", [row for row in rows if not row["post"].startswith("AutoTrainer")])
-
-
-def sum_of(what: str, rows: Sequence[dict[str, Any]]) -> str:
-    def count(key: str) -> int:
-        return sum(row[key] for row in rows)
-
-    return (
-        f"{len(rows)} {what}: found {count('found')}, cause right {count('cause')},"
-        f" repaired by the first advice {count('repaired')} ({sum(bool(row['followed']) for row in rows)} could be"
-        f" followed by a script), false alarms on fixes {count('false_alarm')}"
-    )
+    if healthy:
+        yield f"{name}: false alarms on {count('false_alarm', healthy)} of {len(healthy)} healthy programs"
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ The models are nets of five units a layer on two numbers, of which one kind each
 repair of AutoTrainer that learns: SELU with LeCun's weights in place of the hidden activations.
 """
 
-from benchmarks.programs.parts import accuracy, adam, bit_accuracy, sgd, stack
-from benchmarks.programs.register import AUTOTRAINER, AUTOTRAINER_MODELS, post, tensors
-from benchmarks.programs.trial import Program
+from benchmarks.programs.parts import accuracy, adam, bit_accuracy, sgd, stack, tensors
+from benchmarks.programs.program import Program, post
 from sklearn.datasets import make_blobs, make_circles  # type: ignore[import-untyped]  # has no stubs
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
+
+AUTOTRAINER = "shiningrain/AUTOTRAINER@03a463e:{}"
+AUTOTRAINER_MODELS = "DeepDiagnosis/ICSE2022@500b017:AUTOTRAINER Model Code/{}"
+"""AutoTrainer's own models, which it published as weights, written out as code by the authors of DeepDiagnosis."""
 
 UNTRAINED_SIGNAL = ("vanishing_gradient", "activation_scale", "dead_units")
 """What is right of layers whose first weights are so small that no signal passes."""

@@ -9,14 +9,19 @@ from functools import partial
 
 import torch
 from benchmarks.programs.parts import accuracy, adam, bit_accuracy, conv, digits, r2, sgd, stack, standardized
-from benchmarks.programs.register import PYSIASSIST, TENSORFLOW_BUGS, TRAINCHECK, UMLAUT, post
-from benchmarks.programs.trial import Program
+from benchmarks.programs.program import Program, post
 from lightning.pytorch import LightningModule
 from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]  # has no stubs
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn import functional as F  # noqa: N812  # the usual name
 from torch.optim import Adam, AdamW, RMSprop
+
+TENSORFLOW_BUGS = "ForeverZyh/TensorFlow-Program-Bugs@158ba0a:StackOverflow/{}"
+PYSIASSIST = "Hong-Shuo/PYSIASSIST@f54ef5f:dataset/testing_codes_set.xlsx, {}"
+"""Posts in PyTorch's forum that were labelled with a pattern of silent bugs, which says the fix."""
+TRAINCHECK = "OrderLab/TrainCheck-Evaluation-Workloads@2de9268:silent-issue-detection/bug-reprod-scripts/{}"
+UMLAUT = "BerkeleyHCI/umlaut@68c2a02:user_eval/{}"
 
 
 def not_cleared(module: LightningModule, loss: Tensor) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from benchmarks.programs.held_out import Outputs
 from benchmarks.programs.parts import accuracy, adam, digits, r2, sgd, standardized
-from benchmarks.programs.register import post
-from benchmarks.programs.trial import Program
+from benchmarks.programs.program import Program, post
 from sklearn.datasets import (  # type: ignore[import-untyped]  # has no stubs
     load_diabetes,
     load_digits,

@@ -111,6 +111,10 @@ def r2(outputs: Tensor, targets: Tensor) -> float:
     return 1 - ((outputs - targets).square().mean() / targets.var(0, correction=0).mean()).item()
 
 
+def tensors(inputs: object, targets: object) -> tuple[Tensor, Tensor]:
+    return torch.tensor(inputs, dtype=torch.float32), torch.tensor(targets)
+
+
 def standardized(values: Tensor) -> Tensor:
     """Scikit-learn's StandardScaler: each column has mean 0 and standard deviation 1; a constant one becomes 0."""
     spread = values.double().std(0, correction=0)

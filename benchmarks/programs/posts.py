@@ -19,12 +19,17 @@ from benchmarks.programs.parts import (
     sgd,
     stack,
     standardized,
+    tensors,
 )
-from benchmarks.programs.register import BENCHDL4REAL, DEEPFD_PATCHES, DEEPLOCALIZE, GITHUB, post, tensors
-from benchmarks.programs.trial import Program
+from benchmarks.programs.program import Program, post
 from sklearn.datasets import make_multilabel_classification  # type: ignore[import-untyped]  # has no stubs
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
+
+DEEPLOCALIZE = "Wardat-ISU/DeepLocalize@297bc34:Benchmark/StackOverflow/{}"
+GITHUB = "Wardat-ISU/DeepLocalize@297bc34:Benchmark/GitHub/Buggy Model/{}"
+DEEPFD_PATCHES = "ArabelaTso/DeepFD@9fe0895:Benchmark/Benchmark-with-patches.xlsx"
+BENCHDL4REAL = "dlfaults/HowRealAreThey@358a4a1:BenchDL4Real/{}"
 
 SOFTMAX_OF_ONE = ("no_influence", "output_range", "no_gradient")
 """What is right of a softmax over a single unit, which gives 1 whatever comes in."""

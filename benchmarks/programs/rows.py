@@ -1,22 +1,18 @@
-"""The rows of the table, each made in a process of its own."""
+"""What a monitor says of a program: a row of the table, made in a process of its own."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.catalogue import HELD_OUT, NEWER, POSTS
-from benchmarks.programs.repair import followed, is_repaired
-from benchmarks.programs.trial import Post, Program, Trained, built, trained
+from benchmarks.programs.catalogue import SETS
+from benchmarks.programs.program import Case, Healthy, Learner, trained
 
 from hookboard import HealthMonitor
 
-SEEDS = (0, 1, 2)
-
 HARM_MARGIN = 0.1
-"""A fix must score so much better than its fault for the program to be in the table: on each seed, or, where the
-fault or its fix comes and goes with the seed, as its `port` says, on the seed that is judged."""
+"""A fix scores so much better than its fault, or what is said of it is no false alarm: some diverge with the rounding
+of a machine."""
 
 
 def each(act: Callable[[str], Any], names: Sequence[str], processes: int) -> Iterator[Any]:
@@ -27,90 +23,58 @@ def each(act: Callable[[str], Any], names: Sequence[str], processes: int) -> Ite
         yield from pool.imap(act, names)
 
 
-def by_name(name: str) -> Post:
-    return next(post for post in POSTS + HELD_OUT + NEWER if post.name == name)
+def judged(name: str, seed: int | None = None, with_monitor: bool = True) -> dict[str, Any]:
+    """Train a healthy program, or one faulty and fixed; returns its row.
+
+    Args:
+        name: of the program.
+        seed: draws all that is drawn; None for the one that is judged.
+        with_monitor: at its defaults; without one the row has scores and no alarms.
+    """
+    known = next(known for programs in SETS.values() for known in programs if known.name == name)
+    seed = known.seed if seed is None else seed
+    if isinstance(known, Healthy):
+        score, seconds, said = watched(known.build, seed, with_monitor)
+        alarms = alarms_of(said)
+        row = {"learns": score >= known.least, "false_alarm": bool(alarms)}
+        return {"name": name, "kind": known.kind, **row, "scores": [score], "seconds": seconds, "alarms_on_fix": alarms}
+    wrong, of_wrong, said = watched(lambda: known.build(False), seed, with_monitor)
+    right, of_right, said_of_fix = watched(lambda: known.build(True), seed, with_monitor)
+    alarms, alarms_on_fix = alarms_of(said), alarms_of(said_of_fix)
+    return {
+        "name": name,
+        "kind": known.kind,
+        "source": known.source,
+        "fault": known.fault,
+        "found": bool(alarms),
+        "cause": bool(alarms) and names_cause(known, alarms),
+        "false_alarm": bool(alarms_on_fix) and is_harm(wrong, right),
+        "scores": [wrong, right],
+        "seconds": of_wrong + of_right,
+        "alarms": alarms,
+        "notes": [one for one in said if one["severity"] != "alarm"],
+        "alarms_on_fix": alarms_on_fix,
+    }
 
 
-def harm(name: str) -> str:
-    """The scores of fault and fix on each seed, and whether the fix beats the fault on all of them."""
-    post = by_name(name)
-    pairs = [[trained(built(post, fixed, seed), seed, None).score for fixed in (False, True)] for seed in SEEDS]
-    harmed = [seed for seed, pair in zip(SEEDS, pairs, strict=True) if is_harm(*pair)]
-    verdict = "harm" if len(harmed) == len(pairs) else f"harm on {harmed}" if post.seed in harmed else "NO HARM"
-    scores = "  ".join(f"{wrong:.3g} -> {right:.3g}" for wrong, right in pairs)
-    return f"{name:33} {verdict:15} {scores}"
+def watched(build: Callable[[], Learner], seed: int, with_monitor: bool) -> tuple[float, float, list[dict[str, Any]]]:
+    """Train a program; returns its score, the seconds, and what the monitor said."""
+    monitor = HealthMonitor()
+    done = trained(build, seed, [monitor] if with_monitor else [])
+    return done.score, done.seconds, [vars(said) for said in monitor.verdicts] if with_monitor else []
+
+
+def alarms_of(verdicts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [said for said in verdicts if said["severity"] == "alarm"]
 
 
 def is_harm(wrong: float, right: float) -> bool:
     return right - wrong >= HARM_MARGIN
 
 
-def judged(name: str, every: int) -> dict[str, Any]:
-    """Train a program faulty and fixed on each seed, on one of them with a monitor; returns its row of the table.
-
-    A fix that is no better than its fault, as one that diverges with the rounding of this machine, is none: what is
-    said of it is no false alarm, and its seed does not count for the repair.
-    """
-    post = by_name(name)
-
-    def run(fixed: bool, seed: int) -> Trained:
-        monitor = HealthMonitor() if seed == post.seed else None
-        return trained(built(post, fixed, seed), seed, monitor, every)
-
-    fault, fix = run(False, post.seed), run(True, post.seed)
-    scores = {
-        seed: (fault.score, fix.score) if seed == post.seed else (run(False, seed).score, run(True, seed).score)
-        for seed in SEEDS
-    }
-    harmed = {seed: pair for seed, pair in scores.items() if is_harm(*pair)}
-    return {
-        "post": post.name,
-        "source": post.source,
-        "fault": post.fault,
-        "causes": post.causes,
-        "found": bool(fault.alarms),
-        "cause": bool(fault.alarms) and fault.alarms[0]["rule"] in post.causes,
-        "false_alarm": bool(fix.alarms) and post.seed in harmed,
-        **by_advice(post, fault, harmed),
-        "harmed": list(harmed),
-        "scores": [fault.score, fix.score],
-        "seconds": [fault.seconds, fix.seconds],
-        "alarms": fault.alarms,
-        "alarms_on_fix": fix.alarms,
-    }
-
-
-def by_advice(post: Post, fault: Trained, harmed: dict[int, tuple[float, float]]) -> dict[str, Any]:
-    """Follow the advice of the first alarm, and train for as many steps as the fix, on each seed that shows the harm.
-
-    Args:
-        post: the program.
-        fault: its faulty training, as it was judged.
-        harmed: seed to the scores of fault and fix.
-
-    Returns:
-        `followed`: the words of the advice that a script could follow, "" for none; `repaired_seeds`; and `repaired`:
-        most seeds are. What as many steps alone repair does not count.
-    """
-    done = followed(built(post, False, post.seed), **_first(fault)) if fault.alarms else None
-    if done is None:
-        return {"followed": "", "repaired_seeds": [], "repaired": False}
-    repaired = [seed for seed, pair in harmed.items() if _is_repaired(post, fault, seed, *pair)]
-    return {"followed": done[0], "repaired_seeds": repaired, "repaired": 2 * len(repaired) > len(harmed)}
-
-
-def _first(fault: Trained) -> dict[str, str]:
-    return {what: fault.alarms[0][what] for what in ("advice", "module")}
-
-
-def _is_repaired(post: Post, fault: Trained, seed: int, wrong: float, right: float) -> bool:
-    program, steps = built(post, False, seed), built(post, True, seed).steps
-    done = followed(built(post, False, seed), **_first(fault))
-    assert done is not None  # the same advice could be followed on another seed
-    if not is_repaired(wrong, right, scored_after(done[1], max(steps, program.steps), seed)):
-        return False
-    return steps <= program.steps or not is_repaired(wrong, right, scored_after(program, steps, seed))
-
-
-def scored_after(program: Program, steps: int, seed: int) -> float:
-    return trained(replace(program, steps=steps), seed, None).score
+def names_cause(known: Case, alarms: Sequence[dict[str, Any]]) -> bool:
+    """Whether the first alarm is from one of the right rules, or any alarm has one of the words of the cause."""
+    if known.causes:
+        return alarms[0]["rule"] in known.causes
+    said = " ".join(str(alarm[what]) for alarm in alarms for what in ("rule", "evidence", "advice")).lower()
+    return any(word.lower() in said for word in known.words)

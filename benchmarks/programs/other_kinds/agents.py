@@ -1,23 +1,19 @@
-"""Reinforcement learning, from transitions that are drawn at random."""
+"""Reinforcement learning: transitions that are drawn at random, or steps that the policy takes itself."""
 
+import math
 from copy import deepcopy
 from typing import Any
 
 import torch
-from benchmarks.programs.steps import ISSUE, PULL, Learner, case
-from benchmarks.programs.unseen.common import accuracy, mlp, r2
+from benchmarks.programs.other_kinds.common import Pair, mlp, track
+from benchmarks.programs.parts import accuracy, r2
+from benchmarks.programs.program import ISSUE, PULL, Learner, case, healthy
 from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
 from torch.nn import functional as F  # noqa: N812  # the usual name
 from torch.optim import Adam
 
 Transitions = tuple[Tensor, ...]
-
-
-def track(model: nn.Module, target: nn.Module, share: float) -> None:
-    """Move a target network by a share of the way."""
-    with torch.no_grad():
-        for mine, its in zip(model.parameters(), target.parameters(), strict=True):
-            its.lerp_(mine, share)
 
 
 class Quadratic(nn.Module):
@@ -39,7 +35,6 @@ class Quadratic(nn.Module):
     fault="The target is reward + discount * mask + next value.",
     fix="reward + discount * mask * next value.",
     port="A point on a line that is to get to the middle, from random transitions, in place of MuJoCo.",
-    causes="A plus in place of a times: the next value is not discounted, counts after the end, and grows.",
     words=("target", "grow", "diverge", "bootstrap", "value", "scale"),
 )
 class NormalizedAdvantage(Learner):
@@ -73,77 +68,6 @@ class NormalizedAdvantage(Learner):
         return arrived.double().mean().item()
 
 
-class Corridor(Learner):
-    """Rooms in a row; of four actions two go left or right and two stay; each step costs 1, the last room ends it."""
-
-    rooms = 10
-    goal_reward, step_reward = 0.0, -1.0
-
-    def __init__(self, fixed: bool) -> None:
-        super().__init__(fixed)
-        self.net = mlp(self.rooms, 32, 4)
-        self.target = deepcopy(self.net).requires_grad_(False)
-
-    def batch(self) -> Transitions:
-        rooms, actions = torch.randint(self.rooms - 1, (64,)), torch.randint(4, (64,))
-        after = (rooms + torch.tensor([-1, 1, 0, 0])[actions]).clamp(min=0)
-        ended = after == self.rooms - 1
-        return rooms, actions, after, ended.float(), torch.where(ended, self.goal_reward, self.step_reward)
-
-    def seen(self, rooms: Tensor) -> Tensor:
-        return F.one_hot(rooms, self.rooms).float()
-
-    def wanted(self, batch: Transitions) -> Tensor:
-        _, _, after, ended, rewards = batch
-        return rewards + 0.9 * (1 - ended) * self.target(self.seen(after)).max(1).values
-
-    def score(self) -> float:
-        """The share of rooms from which the best action is to the right."""
-        return (self.net(self.seen(torch.arange(self.rooms - 1))).argmax(1) == 1).double().mean().item()
-
-
-@case(
-    "Tensorflow-2-RL-Cookbook 32",
-    ISSUE.format("PacktPublishing/Tensorflow-2-Reinforcement-Learning-Cookbook", 32),
-    kind="Q-learning",
-    fault="The targets of the actions that were not taken are 0.",
-    fix="They are what the network predicts, so that only the taken action is trained.",
-    port="A corridor of ten rooms, from random transitions, in place of CartPole; torch in place of TensorFlow.",
-    causes="The value of each action that was not taken is pulled to 0.",
-    words=("target", "zero", "action", "value"),
-)
-class OthersAreZero(Corridor):
-    def training_step(self, batch: Transitions, batch_idx: int) -> Tensor:
-        rooms, actions = batch[:2]
-        if batch_idx % 10 == 0:
-            track(self.net, self.target, 1.0)
-        values = self.net(self.seen(rooms))
-        targets = values.detach().clone() if self.fixed else torch.zeros_like(values)  # fault
-        targets[torch.arange(len(rooms)), actions] = self.wanted(batch)
-        return F.mse_loss(values, targets)
-
-
-@case(
-    "MARL 8",
-    ISSUE.format("thesouther/MARL", 8),
-    kind="Q-learning",
-    fault="The target network loads its own state.",
-    fix="It loads the state of the network that is trained.",
-    port="One agent in a corridor of ten rooms in place of many that are mixed.",
-    causes="The target network is never updated, so that values are those of its random weights.",
-    words=("target", "never", "not updated", "stale", "unchanged"),
-)
-class OwnState(Corridor):
-    goal_reward, step_reward = 1.0, 0.0
-
-    def training_step(self, batch: Transitions, batch_idx: int) -> Tensor:
-        rooms, actions = batch[:2]
-        if batch_idx % 10 == 0:
-            self.target.load_state_dict((self.net if self.fixed else self.target).state_dict())  # fault
-        values = self.net(self.seen(rooms)).gather(1, actions.unsqueeze(1)).squeeze(1)
-        return F.mse_loss(values, self.wanted(batch))
-
-
 @case(
     "acme 277",
     ISSUE.format("google-deepmind/acme", 277),
@@ -152,7 +76,6 @@ class OwnState(Corridor):
     fix="Both have one shape.",
     port="A single choice of five in place of control, in torch in place of JAX; the critic's loss, where the same is"
     " wrong, is right here.",
-    causes="By broadcasting each action gets the weights of all samples, so that the policy imitates good and bad.",
     words=("broadcast", "shape", "sample", "mix"),
 )
 class CriticRegularized(Learner):
@@ -190,7 +113,6 @@ class CriticRegularized(Learner):
     fault="The critic's value is not detached in the policy's loss.",
     fix="detach().",
     port="24 choices of six at once, of which each has a right one, in place of the tour of a salesman.",
-    causes="The gradient of the policy's loss reaches the critic, and pulls its value away from the cost.",
     words=("detach", "critic", "baseline", "value", "gradient of"),
 )
 class CriticAttached(Learner):
@@ -226,7 +148,6 @@ class CriticAttached(Learner):
     fault="The actor's loss is the mean of the critic's values.",
     fix="Minus the mean.",
     port="A single step with one action from -1 to 1, in place of rides.",
-    causes="The sign of the actor's loss is wrong, so that it looks for the worst action.",
     words=("sign", "ascent", "rises", "worse", "minus"),
 )
 class ActorSign(Learner):
@@ -256,46 +177,12 @@ class ActorSign(Learner):
 
 
 @case(
-    "ray 65125",
-    PULL.format("ray-project/ray", 65125),
-    kind="actor-critic",
-    fault="The actor's loss goes through critics that are not frozen, after their gradients were taken and before"
-    " their step.",
-    fix="The critics are frozen for that pass.",
-    port="A single step with one action from -1 to 1, and one critic, in place of TQC.",
-    causes="The gradient of the actor's loss is added to the critic's, which therefore raises its values everywhere.",
-    words=("critic", "leak", "grow", "gradient", "other loss", "accumulat", "diverge"),
-)
-class LeakedIntoCritic(ActorSign):
-    def training_step(self, batch: Transitions, batch_idx: int) -> None:
-        states, actions, rewards = batch
-        for_actor, for_critic = self.optimizers()
-        for_actor.zero_grad()
-        for_critic.zero_grad()
-        self.manual_backward(F.mse_loss(self.critic(torch.cat([states, actions], 1)), rewards))
-        self.critic.requires_grad_(not self.fixed)  # fault
-        self.manual_backward(-self.critic(torch.cat([states, self.actor(states)], 1)).mean())
-        self.critic.requires_grad_(True)
-        for_critic.step()
-        for_actor.step()
-
-    def score(self) -> float:
-        """How near the actor is to the best actions, less how wrong the critic is about those of the actor."""
-        states = torch.randn(512, 3)
-        actions = self.actor(states)
-        apart = actions - self.best(states)
-        values = self.critic(torch.cat([states, actions], 1))
-        return 1 - (apart.abs() + (values + apart.square()).abs()).mean().item()
-
-
-@case(
     "RLinf 1568",
     ISSUE.format("RLinf/RLinf", 1568),
     kind="PPO",
     fault="Values (N,) are subtracted from returns (N, 1).",
     fix="Both are (N, 1).",
     port="Returns of a single step with five actions in place of a robot's.",
-    causes="By broadcasting each value is compared with the returns of all samples, and becomes their mean.",
     words=("broadcast", "shape", "sample", "mix", "constant"),
 )
 class ValuesAcross(Learner):
@@ -323,3 +210,173 @@ class ValuesAcross(Learner):
         """How much of the mean return of a state its value explains."""
         states = torch.randn(512, 4)
         return r2(self.critic(states).squeeze(1), 6 * self.worth(states).mean(1))
+
+
+@healthy("REINFORCE with a baseline", "policy gradient", 0.8)
+class Reinforced(Learner):
+    """One choice of four; the baseline is detached, and entropy is rewarded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = mlp(4, 16, 4).requires_grad_(False)
+        self.body, self.policy, self.value = mlp(4, 64), nn.Linear(64, 4), nn.Linear(64, 1)
+
+    def batch(self) -> Tensor:
+        return torch.randn(64, 4)
+
+    def training_step(self, states: Tensor, batch_idx: int) -> Tensor:
+        seen = self.body(states).relu()
+        choices = torch.distributions.Categorical(logits=self.policy(seen))
+        actions = choices.sample()
+        rewards, values = (self.right(states).argmax(1) == actions).float(), self.value(seen).squeeze(1)
+        policy_loss = -((rewards - values.detach()) * choices.log_prob(actions)).mean()
+        return policy_loss + F.mse_loss(values, rewards) - 0.01 * choices.entropy().mean()
+
+    def score(self) -> float:
+        states = torch.randn(512, 4)
+        return accuracy(self.policy(self.body(states).relu()), self.right(states).argmax(1))
+
+
+@healthy("double DQN", "Q-learning", 0.9)
+class Doubled(Learner):
+    """A grid of 4x4 with the goal in a corner; the target network follows slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(16, 64, 4)
+        self.target = deepcopy(self.net).requires_grad_(False)
+
+    def batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        places, actions = torch.randint(15, (64,)), torch.randint(4, (64,))
+        moves = torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1]])[actions]
+        after = (torch.stack([places // 4, places % 4], 1) + moves).clamp(0, 3) @ torch.tensor([4, 1])
+        return places, actions, after, (after == 15).float()
+
+    def training_step(self, batch: tuple[Tensor, Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+        places, actions, after, ended = batch
+        track(self.net, self.target, 0.05)
+        seen, next_seen = F.one_hot(places, 16).float(), F.one_hot(after, 16).float()
+        with torch.no_grad():
+            best = self.net(next_seen).argmax(1, keepdim=True)
+            wanted = ended + 0.9 * (1 - ended) * self.target(next_seen).gather(1, best).squeeze(1)
+        return F.smooth_l1_loss(self.net(seen).gather(1, actions.unsqueeze(1)).squeeze(1), wanted)
+
+    def score(self) -> float:
+        """The share of places from which the best action comes nearer to the goal."""
+        places = torch.arange(15)
+        best = self.net(F.one_hot(places, 16).float()).argmax(1)
+        return (
+            torch.where(places >= 12, best == 2, torch.where(places % 4 == 3, best == 0, best % 2 == 0))
+            .double()
+            .mean()
+            .item()
+        )
+
+
+@healthy("PPO in a corridor", "PPO", 0.9)
+class Clipped(Learner):
+    """Sixteen agents walk in nine rooms; generalized advantages, four passes over each rollout, clipped gradients."""
+
+    steps = 80
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.policy, self.value = mlp(9, 32, 3), mlp(9, 32, 1)
+        self.rooms = torch.zeros(16, dtype=torch.long)
+
+    def batch(self) -> Tensor:
+        """What chance has in store for the resets."""
+        return torch.randint(8, (24, 16))
+
+    def rollout(self, resets: Tensor) -> tuple[Tensor, ...]:
+        kept = []
+        for reset in resets:
+            choices = Categorical(logits=self.policy(F.one_hot(self.rooms, 9).float()))
+            actions = choices.sample()
+            after = (self.rooms + actions - 1).clamp(min=0)
+            ended = after == 8
+            kept.append((self.rooms, actions, choices.log_prob(actions), ended.float(), ended.float() - 0.05))
+            self.rooms = torch.where(ended, reset, after)
+        return tuple(torch.stack(values) for values in zip(*kept, strict=True))
+
+    def training_step(self, resets: Tensor, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        with torch.no_grad():
+            rooms, actions, before, ended, rewards = self.rollout(resets)
+            all_rooms = torch.cat([rooms, self.rooms.unsqueeze(0)])
+            values = self.value(F.one_hot(all_rooms, 9).float()).squeeze(2)
+            gains, last = torch.zeros_like(rewards), torch.zeros(16)
+            for step in reversed(range(len(rewards))):
+                delta = rewards[step] + 0.95 * (1 - ended[step]) * values[step + 1] - values[step]
+                gains[step] = last = delta + 0.95 * 0.9 * (1 - ended[step]) * last
+            returns, gains = gains + values[:-1], (gains - gains.mean()) / (gains.std() + 1e-8)
+        for order in torch.randperm(rooms.numel()).repeat(4).split(96):
+            seen = F.one_hot(rooms.flatten()[order], 9).float()
+            choices, gain = Categorical(logits=self.policy(seen)), gains.flatten()[order]
+            ratio = (choices.log_prob(actions.flatten()[order]) - before.flatten()[order]).exp()
+            loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() - 0.01 * choices.entropy().mean()
+            loss = loss + 0.5 * F.mse_loss(self.value(seen).squeeze(1), returns.flatten()[order])
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+    def score(self) -> float:
+        """The share of rooms from which the likeliest move is to the right."""
+        return (self.policy(torch.eye(9)[:8]).argmax(1) == 2).double().mean().item()
+
+
+@healthy("soft actor-critic", "actor-critic", 0.8)
+class Soft(Learner):
+    """Two critics and a temperature that is learned, on a point that is to get to the middle of a line."""
+
+    steps = 500
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.actor, self.critics = mlp(1, 32, 2), nn.ModuleList(mlp(2, 64, 64, 1) for _ in range(2))
+        self.targets = deepcopy(self.critics).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(-2.0))
+
+    def configure_optimizers(self) -> Any:
+        held = (self.actor.parameters(), self.critics.parameters(), [self.log_alpha])
+        return [Adam(part, self.rate) for part in held]
+
+    def batch(self) -> tuple[Tensor, ...]:
+        states, actions = (2 * torch.rand(2, 128, 1) - 1).unbind(0)
+        after = (states + 0.3 * actions).clamp(-1, 1)
+        return states, actions, after, -after.abs()
+
+    def drawn(self, states: Tensor) -> Pair:
+        means, logs = self.actor(states).chunk(2, 1)
+        choices = Normal(means, logs.clamp(-5, 1).exp())
+        raw = choices.rsample()
+        logs = choices.log_prob(raw) - 2 * (math.log(2) - raw - F.softplus(-2 * raw))
+        return raw.tanh(), logs
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+        states, actions, after, rewards = batch
+        for_actor, for_critics, for_alpha = self.optimizers()
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            next_actions, logs = self.drawn(after)
+            inputs = torch.cat([after, next_actions], 1)
+            wanted = rewards + 0.9 * (torch.min(*(critic(inputs) for critic in self.targets)) - alpha * logs)
+        inputs = torch.cat([states, actions], 1)
+        self.descend(for_critics, torch.stack([F.mse_loss(critic(inputs), wanted) for critic in self.critics]).sum())
+        self.critics.requires_grad_(False)
+        actions, logs = self.drawn(states)
+        inputs = torch.cat([states, actions], 1)
+        self.descend(for_actor, (alpha * logs - torch.min(*(critic(inputs) for critic in self.critics))).mean())
+        self.critics.requires_grad_(True)
+        self.descend(for_alpha, -(self.log_alpha * (logs.detach() - 1)).mean())
+        track(self.critics, self.targets, 0.05)
+
+    def score(self) -> float:
+        """1, less how far from the middle points are after six moves."""
+        states = torch.linspace(-1, 1, 101).unsqueeze(1)
+        for _ in range(6):
+            states = (states + 0.3 * self.actor(states)[:, :1].tanh()).clamp(-1, 1)
+        return 1 - states.abs().mean().item()
