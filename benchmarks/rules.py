@@ -1,8 +1,8 @@
 """What each rule finds, and what it alone finds.
 
-    python -m benchmarks.rules programs.json steps.json benchmarks/wild/run.json
+    python -m benchmarks.rules programs.json benchmarks/wild/run.json
 
-The files are rows that `benchmarks.programs`, `benchmarks.programs.steps` and `benchmarks.wild` write with `--json`.
+The files are rows that `benchmarks.programs` and `benchmarks.wild` write with `--json`.
 The planted runs are judged from the traces that `make bench-health` leaves, from their numbers alone: rules about the
 code of the step see nothing there. A rule alone finds a fault if no other rule gives an alarm.
 """

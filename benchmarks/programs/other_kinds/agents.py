@@ -212,67 +212,6 @@ class ValuesAcross(Learner):
         return r2(self.critic(states).squeeze(1), 6 * self.worth(states).mean(1))
 
 
-@healthy("REINFORCE with a baseline", "policy gradient", 0.8)
-class Reinforced(Learner):
-    """One choice of four; the baseline is detached, and entropy is rewarded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.right = mlp(4, 16, 4).requires_grad_(False)
-        self.body, self.policy, self.value = mlp(4, 64), nn.Linear(64, 4), nn.Linear(64, 1)
-
-    def batch(self) -> Tensor:
-        return torch.randn(64, 4)
-
-    def training_step(self, states: Tensor, batch_idx: int) -> Tensor:
-        seen = self.body(states).relu()
-        choices = torch.distributions.Categorical(logits=self.policy(seen))
-        actions = choices.sample()
-        rewards, values = (self.right(states).argmax(1) == actions).float(), self.value(seen).squeeze(1)
-        policy_loss = -((rewards - values.detach()) * choices.log_prob(actions)).mean()
-        return policy_loss + F.mse_loss(values, rewards) - 0.01 * choices.entropy().mean()
-
-    def score(self) -> float:
-        states = torch.randn(512, 4)
-        return accuracy(self.policy(self.body(states).relu()), self.right(states).argmax(1))
-
-
-@healthy("double DQN", "Q-learning", 0.9)
-class Doubled(Learner):
-    """A grid of 4x4 with the goal in a corner; the target network follows slowly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp(16, 64, 4)
-        self.target = deepcopy(self.net).requires_grad_(False)
-
-    def batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        places, actions = torch.randint(15, (64,)), torch.randint(4, (64,))
-        moves = torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1]])[actions]
-        after = (torch.stack([places // 4, places % 4], 1) + moves).clamp(0, 3) @ torch.tensor([4, 1])
-        return places, actions, after, (after == 15).float()
-
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
-        places, actions, after, ended = batch
-        track(self.net, self.target, 0.05)
-        seen, next_seen = F.one_hot(places, 16).float(), F.one_hot(after, 16).float()
-        with torch.no_grad():
-            best = self.net(next_seen).argmax(1, keepdim=True)
-            wanted = ended + 0.9 * (1 - ended) * self.target(next_seen).gather(1, best).squeeze(1)
-        return F.smooth_l1_loss(self.net(seen).gather(1, actions.unsqueeze(1)).squeeze(1), wanted)
-
-    def score(self) -> float:
-        """The share of places from which the best action comes nearer to the goal."""
-        places = torch.arange(15)
-        best = self.net(F.one_hot(places, 16).float()).argmax(1)
-        return (
-            torch.where(places >= 12, best == 2, torch.where(places % 4 == 3, best == 0, best % 2 == 0))
-            .double()
-            .mean()
-            .item()
-        )
-
-
 @healthy("PPO in a corridor", "PPO", 0.9)
 class Clipped(Learner):
     """Sixteen agents walk in nine rooms; generalized advantages, four passes over each rollout, clipped gradients."""

@@ -179,17 +179,6 @@ class Averaged(Classes):
         return accuracy(self.averaged(images), labels)
 
 
-@healthy("mixup", "mixup", 0.9)
-class Mixed(Classes):
-    """Pictures and labels are mixed by one share for each batch."""
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        images, labels = batch
-        share, order = Beta(0.4, 0.4).sample(), torch.randperm(len(images))
-        logits = self.net(share * images + (1 - share) * images[order])
-        return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, labels[order])
-
-
 @healthy("ranks by CORAL", "ordinal regression", 0.8)
 class Ranks(Learner):
     """Six ranks, by one score and five thresholds, each of which tells whether the rank is above it."""

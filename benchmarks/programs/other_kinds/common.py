@@ -69,11 +69,6 @@ def some_digits(count: int) -> Pair:
     return images[chosen], labels[chosen]
 
 
-def patches(images: Tensor) -> Tensor:
-    """The 16 parts of 2x2 pixels of pictures of 8x8."""
-    return images.view(-1, 4, 2, 4, 2).transpose(2, 3).flatten(3).flatten(1, 2)
-
-
 class Classes(Learner):
     """A network of two layers that tells digits."""
 

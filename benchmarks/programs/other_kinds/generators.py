@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from benchmarks.programs.other_kinds.common import Pair, closeness, flat_digits, mlp, patches, some_digits
+from benchmarks.programs.other_kinds.common import closeness, mlp
 from benchmarks.programs.parts import accuracy, digits, r2
 from benchmarks.programs.program import ISSUE, PULL, Learner, case, healthy
 from sklearn.datasets import make_moons  # type: ignore[import-untyped]  # has no stubs
@@ -362,31 +362,6 @@ class Wasserstein(Learner):
         return closeness(self.generator(torch.randn(1000, 4)), moons(1000))
 
 
-@healthy("VAE of digits", "VAE", 0.5)
-class Variational(Learner):
-    """Both terms are summed over pixels and codes, and averaged over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = mlp(64, 128, 32), mlp(16, 128, 64)
-
-    def batch(self) -> Tensor:
-        return some_digits(64)[0]
-
-    def training_step(self, images: Tensor, batch_idx: int) -> Tensor:
-        means, logs = self.encoder(images).chunk(2, 1)
-        outputs = self.decoder(means + (logs / 2).exp() * torch.randn_like(means))
-        error = F.binary_cross_entropy_with_logits(outputs, images, reduction="sum")
-        divergence = (means.square() + logs.exp() - 1 - logs).sum() / 2
-        return (error + divergence) / len(images)
-
-    def score(self) -> float:
-        """The share of the variance of pixels that is explained."""
-        images = flat_digits()[0]
-        outputs = self.decoder(self.encoder(images)[:, :16]).sigmoid()
-        return 1 - ((outputs - images).square().mean() / images.var(0).mean()).item()
-
-
 @healthy("diffusion of moons", "diffusion", 0.9)
 class Denoising(Learner):
     """DDPM with 40 levels; the net predicts the noise."""
@@ -420,145 +395,3 @@ class Denoising(Learner):
             points = (points - beta / (1 - kept).sqrt() * noise) / (1 - beta).sqrt()
             points = points + (beta.sqrt() * torch.randn_like(points) if level else 0.0)
         return closeness(points, moons(1000))
-
-
-@healthy("flow matching of moons", "flow matching", 0.9)
-class Matched(Learner):
-    """The velocity of a straight way from noise to a point, at any time."""
-
-    rate = 0.002
-    steps = 800
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(5, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2))
-
-    def batch(self) -> Tensor:
-        return moons(256)
-
-    def forward(self, points: Tensor, times: Tensor) -> Any:
-        return self.net(torch.cat([points, times, (math.pi * times).sin(), (math.pi * times).cos()], 1))
-
-    def training_step(self, points: Tensor, batch_idx: int) -> Tensor:
-        noise, times = torch.randn_like(points), torch.rand(len(points), 1)
-        return F.mse_loss(self(torch.lerp(noise, points, times), times), points - noise)
-
-    def score(self) -> float:
-        points = torch.randn(1000, 2)
-        for step in range(20):
-            points = points + self(points, torch.full((1000, 1), step / 20)) / 20
-        return closeness(points, moons(1000))
-
-
-@healthy("RealNVP of moons", "normalizing flow", 0.9)
-class PlaneCouplings(Learner):
-    """Six affine couplings, each of which keeps one coordinate, and gradients that are clipped."""
-
-    steps = 600
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.parts = nn.ModuleList(mlp(1, 48, 2) for _ in range(6))
-
-    def batch(self) -> Tensor:
-        return moons(256)
-
-    def training_step(self, points: Tensor, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        volume = torch.zeros(len(points))
-        for part in self.parts:
-            kept, moved = points.unbind(1)
-            scale, shift = part(kept.unsqueeze(1)).unbind(1)
-            points = torch.stack([(moved - shift) * (-2 * scale.tanh()).exp(), kept], 1)
-            volume = volume - 2 * scale.tanh()
-        optimizer.zero_grad()
-        self.manual_backward((points.square().sum(1) / 2 - volume).mean())
-        self.clip_gradients(optimizer, gradient_clip_val=5.0, gradient_clip_algorithm="norm")
-        optimizer.step()
-
-    def score(self) -> float:
-        points = torch.randn(1000, 2)
-        for part in reversed(self.parts):
-            moved, kept = points.unbind(1)
-            scale, shift = part(kept.unsqueeze(1)).unbind(1)
-            points = torch.stack([kept, moved * (2 * scale.tanh()).exp() + shift], 1)
-        return closeness(points, moons(1000))
-
-
-@healthy("VQ-VAE with averaged codes", "VQ-VAE", 0.4)
-class AveragedCodes(Learner):
-    """The codebook follows the encoder by averages and has no gradient; the encoder is pulled to its code."""
-
-    codes: Tensor
-    counts: Tensor
-    sums: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = mlp(64, 64, 32), mlp(32, 64, 64)
-        self.register_buffer("codes", 0.1 * torch.randn(32, 8))
-        self.register_buffer("counts", torch.ones(32))
-        self.register_buffer("sums", self.codes.clone())
-
-    def batch(self) -> Tensor:
-        return some_digits(64)[0]
-
-    def follow(self, flat: Tensor, chosen: Tensor) -> None:
-        which = F.one_hot(chosen, 32).float()
-        self.counts.mul_(0.95).add_(which.sum(0), alpha=0.05)
-        self.sums.mul_(0.95).add_(which.T @ flat, alpha=0.05)
-        self.codes.copy_(self.sums / self.counts.clamp(min=1e-3).unsqueeze(1))
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = self.encoder(images).view(-1, 4, 8)
-        flat = inputs.flatten(0, 1)
-        chosen = torch.cdist(flat.detach(), self.codes).argmin(1)
-        found = self.codes[chosen].view_as(inputs)
-        if self.training:
-            self.follow(flat.detach(), chosen)
-        straight = inputs + (found - inputs).detach()
-        return self.decoder(straight.flatten(1)), F.mse_loss(inputs, found)
-
-    def training_step(self, images: Tensor, batch_idx: int) -> Tensor:
-        outputs, commitment = self(images)
-        return F.mse_loss(outputs, images) + 0.25 * commitment
-
-    def score(self) -> float:
-        images = flat_digits()[0]
-        return r2(self(images)[0], images)
-
-
-@healthy("masked autoencoder", "masked autoencoder", 0.3)
-class MaskedParts(Learner):
-    """Half of 16 parts are seen by the encoder; the decoder gives those that are hidden."""
-
-    rate = 0.002
-    steps = 300
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.head = nn.Linear(4, 48), nn.Linear(48, 4)
-        self.places, self.hidden = nn.Parameter(0.1 * torch.randn(16, 48)), nn.Parameter(torch.zeros(1, 1, 48))
-        self.encoder, self.decoder = (
-            nn.TransformerEncoderLayer(48, 4, 96, 0.0, batch_first=True, norm_first=True) for _ in "12"
-        )
-
-    def batch(self) -> Pair:
-        return patches(some_digits(64)[0]), torch.rand(64, 16).argsort(1)
-
-    def forward(self, parts: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """What is given of the hidden parts, and what they are."""
-        rows = torch.arange(len(parts)).unsqueeze(1)
-        kept, lost = order[:, :8], order[:, 8:]
-        seen = self.encoder(self.patch(parts[rows, kept]) + self.places[kept])
-        full = torch.cat([seen, self.hidden.expand(len(parts), 8, -1)], 1) + self.places[order]
-        return self.head(self.decoder(full)[:, 8:]), parts[rows, lost]
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        return F.mse_loss(*self(*batch))
-
-    def score(self) -> float:
-        images = flat_digits()[0]
-        outputs, parts = self(patches(images), torch.rand(len(images), 16).argsort(1))
-        return r2(outputs.flatten(0, 1), parts.flatten(0, 1))

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from benchmarks.programs.other_kinds.common import Pair, flat_digits, mlp, some_digits, track
+from benchmarks.programs.other_kinds.common import Pair, flat_digits, mlp, some_digits
 from benchmarks.programs.parts import accuracy, digits
 from benchmarks.programs.program import ISSUE, Learner, case, healthy
 from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
@@ -351,28 +351,6 @@ def nearest_accuracy(embed: Any) -> float:
     return (labels[:400][similar.argmax(1)] == labels[:400]).double().mean().item()
 
 
-@healthy("SimCLR of digits", "contrastive", 0.8)
-class Contrastive(Learner):
-    """Views differ in brightness and noise; NT-Xent over both views, without each view itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.projector = mlp(64, 64, 32), mlp(32, 32, 16)
-
-    def batch(self) -> Pair:
-        images, _ = some_digits(64)
-        first, second = ((0.7 + 0.6 * torch.rand(64, 1)) * images + 0.1 * torch.randn(64, 64) for _ in "12")
-        return first, second
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        views = F.normalize(self.projector(self.encoder(torch.cat(batch)).relu()), dim=1)
-        similar = (views @ views.T / 0.5).masked_fill(torch.eye(128, dtype=torch.bool), -torch.inf)
-        return F.cross_entropy(similar, torch.arange(128).roll(64))
-
-    def score(self) -> float:
-        return nearest_accuracy(self.encoder)
-
-
 @healthy("triplets of digits", "metric learning", 0.9)
 class Triplets(Learner):
     """The hardest positive and negative of each image in its batch."""
@@ -394,34 +372,6 @@ class Triplets(Learner):
 
     def score(self) -> float:
         return nearest_accuracy(self.net)
-
-
-@healthy("BYOL of digits", "averaged teacher", 0.8)
-class Bootstrapped(Learner):
-    """A predictor on one side, an averaged copy without gradients on the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
-        self.predictor = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
-        self.target = deepcopy(self.net).requires_grad_(False)
-
-    def batch(self) -> Pair:
-        images, _ = some_digits(64)
-        return images + 0.3 * torch.randn(64, 64), images + 0.3 * torch.randn(64, 64)
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        loss = torch.zeros(())
-        for first, second in (batch, batch[::-1]):
-            with torch.no_grad():
-                wanted = self.target(second)
-            loss = loss + 2 - 2 * F.cosine_similarity(self.predictor(self.net(first)), wanted).mean()
-        track(self.net, self.target, 0.01)
-        return loss
-
-    def score(self) -> float:
-        """The share of noisy images whose nearest neighbor, of the other 399, is the same digit."""
-        return nearest_accuracy(lambda images: self.net(images + 0.3 * torch.randn_like(images)))
 
 
 @healthy("prototypes", "few-shot learning", 0.8)

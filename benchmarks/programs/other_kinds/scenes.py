@@ -4,13 +4,11 @@ import math
 from typing import Any
 
 import torch
-from benchmarks.programs.other_kinds.common import Pair, flat_digits, mlp, patches, some_digits
+from benchmarks.programs.other_kinds.common import Pair, mlp, some_digits
 from benchmarks.programs.parts import accuracy, r2
 from benchmarks.programs.program import ISSUE, PULL, Learner, case, healthy
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the usual name
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 
 def corners(boxes: Tensor) -> Tensor:
@@ -409,42 +407,3 @@ class Middles(Learner):
         peaks = torch.where(F.max_pool2d(maps, 3, 1, 1) == maps, maps, -torch.inf).flatten(1).topk(2, 1).indices
         found = torch.stack([peaks % 8, peaks // 8], 2) + 0.5
         return (torch.cdist(found.float(), middles).amin(2) < 1).double().mean().item()
-
-
-@healthy("vision transformer", "transformer", 0.85)
-class Vision(Learner):
-    """A token for the class, label smoothing, dropout, and a rate that rises and falls by a cosine."""
-
-    steps = 250
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.head = nn.Linear(4, 48), nn.Linear(48, 10)
-        self.token, self.places = nn.Parameter(torch.zeros(1, 1, 48)), nn.Parameter(0.1 * torch.randn(1, 17, 48))
-        layer = nn.TransformerEncoderLayer(48, 4, 96, 0.1, "gelu", batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(48), enable_nested_tensor=False)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = AdamW(self.parameters(), 0.003, weight_decay=0.05)
-        warm = self.steps // 10
-        rate = LambdaLR(
-            optimizer,
-            lambda step: (
-                (step + 1) / warm if step < warm else (1 + math.cos(math.pi * (step - warm) / (self.steps - warm))) / 2
-            ),
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
-
-    def batch(self) -> Pair:
-        return some_digits(64)
-
-    def forward(self, images: Tensor) -> Any:
-        tokens = torch.cat([self.token.expand(len(images), -1, -1), self.patch(patches(images))], 1)
-        return self.head(self.layers(tokens + self.places)[:, 0])
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(batch[0]), batch[1], label_smoothing=0.1)
-
-    def score(self) -> float:
-        images, labels = flat_digits()
-        return accuracy(self(images), labels)

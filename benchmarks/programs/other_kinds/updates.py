@@ -11,7 +11,7 @@ from benchmarks.programs.program import ISSUE, PULL, Learner, case, healthy
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812  # the usual name
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, AdamW
 
 
 @case(
@@ -345,36 +345,3 @@ class Attacked(Classes):
     def score(self) -> float:
         images, labels = flat_digits()
         return accuracy(self.net(self.attacked(images, labels)), labels)
-
-
-@healthy("LoRA of digits", "adapters", 0.85)
-class LowRank(Learner):
-    """Layers that were trained on digits, and are frozen, are adapted to pictures of which pixels are shuffled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        base = mlp(64, 64, 10)
-        optimizer = Adam(base.parameters(), 0.01)
-        for _ in range(100):
-            images, labels = some_digits(64)
-            optimizer.zero_grad()
-            F.cross_entropy(base(images), labels).backward()
-            optimizer.step()
-        self.net = nn.Sequential(Adapted(base[0], 8), nn.ReLU(), Adapted(base[2], 8))  # type: ignore[arg-type]
-        for adapter in (self.net[0], self.net[2]):
-            nn.init.kaiming_uniform_(adapter.lora_a, a=math.sqrt(5))
-        self.order = torch.randperm(64)
-
-    def configure_optimizers(self) -> Any:
-        return AdamW([value for value in self.parameters() if value.requires_grad], 0.01)
-
-    def batch(self) -> Pair:
-        images, labels = some_digits(64)
-        return images[:, self.order], labels
-
-    def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self.net(batch[0]), batch[1])
-
-    def score(self) -> float:
-        images, labels = flat_digits()
-        return accuracy(self.net(images[:, self.order]), labels)
