@@ -19,7 +19,6 @@ import yaml
 from lightning.pytorch.loggers import Logger
 
 from hookboard.base.messages import PAGE, sections
-from hookboard.callbacks.pictures import PictureLogger
 from hookboard.capturing.edits import EditRule
 from hookboard.loops.callback import HookboardCallback
 from hookboard.measure.statistics import DERIVED, FORMULAS
@@ -91,12 +90,11 @@ def classes(package: str, base: type) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def callbacks(base: type = HookboardCallback) -> Iterator[str]:
-    """Yield the table of the callbacks of one kind: the first sentence of the docstring of each."""
+def callbacks() -> Iterator[str]:
+    """Yield the table of the callbacks: the first sentence of the docstring of each."""
     rows = []
-    for name, module in classes(CALLBACKS[0], base).items():
-        if issubclass(getattr(import_module(module), name), base):
-            rows.append((f"`{name}`", first_sentence(getattr(import_module(module), name))))
+    for name, module in classes(*CALLBACKS).items():
+        rows.append((f"`{name}`", first_sentence(getattr(import_module(module), name))))
     yield from table("callback | what it does", rows)
 
 
@@ -131,7 +129,6 @@ WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     (RULES_PAGE, "index of rules"): index_of_rules,
     ("docs/statistics.md", "statistics"): statistics,
     ("docs/layers.md", "callbacks"): callbacks,
-    ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
     ("docs/capture.md", "edit rules"): edit_rules,
     ("docs/api.md", "callbacks and loggers"): lambda: on_page_of_api(CALLBACKS, LOGGERS),
     ("docs/api.md", "edit rules"): lambda: on_page_of_api(EDITS),
