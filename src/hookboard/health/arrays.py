@@ -129,7 +129,10 @@ class LookArrays:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The moments of the finite values of one role, shape (layers,) or (weights,); without any, NaN and counts of 0."""
+    """The moments of the finite values of one role, shape (layers,) or (weights,); without any, NaN and counts of 0.
+
+    These are what rules ask of all layers at once; `run.now.of(name, role).moments` has the rest.
+    """
 
     is_there: np.ndarray
     count: np.ndarray
