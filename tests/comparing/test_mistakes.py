@@ -7,8 +7,6 @@ from torch import nn
 
 from hookboard import compare
 
-pytestmark = pytest.mark.unit
-
 
 def swapped(module, one, other):
     """Exchange two modules inside another."""

@@ -21,8 +21,6 @@ from torchmetrics import MeanMetric
 from hookboard.experiments import experiment as running
 from hookboard.experiments.experiment import Setting, checkup, experiment
 
-pytestmark = pytest.mark.unit
-
 
 def regression(*sizes, seed=0):
     """Batches that a line explains."""
@@ -57,43 +55,8 @@ def tried(model, batch, optimizer, loss=mse_loss, budget=60):
     return {found.rule: found for found in run_experiments(model, batch, optimizer, budget, step_of(model, loss))}
 
 
-def cut(y, target):
-    return mse_loss(y.detach(), target).requires_grad_()
-
-
-def far(batches):
-    return [(x, y + 100) for x, y in batches]
-
-
 def huge(batches):
     return [(1e4 * x, 1e4 * y) for x, y in batches]
-
-
-TRIED = {
-    "a rate that is too small": (lambda: (net(), regression(), 1e-7, mse_loss), "note", "loss on one batch goes from"),
-    "a loss that diverges": (
-        lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
-        "alarm", "the loss on one batch diverges within",
-    ),
-    "a graph that is cut": (
-        lambda: (net(), regression(), 0.1, cut),
-        "alarm", "no nonzero gradient reaches any of the 4 parameters",
-    ),
-    "targets out of reach": (
-        lambda: (nn.Sequential(net(), nn.Sigmoid()), far(regression()), 0.1, mse_loss),
-        "note", "within 120 steps",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", TRIED)
-def test_what_does_not_learn_is_found(what):
-    make, severity, words = TRIED[what]
-    model, [batch], rate, loss = make()
-    found = tried(model, batch, SGD(model.parameters(), lr=rate), loss)
-    assert [*found] == ["cannot_learn"]
-    assert found["cannot_learn"].severity == severity
-    assert words in found["cannot_learn"].evidence
 
 
 def test_the_fall_that_is_said_is_the_one_that_float64_gives():

@@ -7,8 +7,6 @@ from torch.nn.utils import parametrizations, prune
 
 from hookboard.model.state import are_unchanged, weights_of
 
-pytestmark = pytest.mark.unit
-
 
 def modules():
     first, last = nn.Linear(3, 3), nn.Linear(3, 3)

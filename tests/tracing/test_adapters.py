@@ -10,8 +10,6 @@ from hookboard.tracing.adapters import adapters_of
 from hookboard.tracing.questions import Reader
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 X, CLASSES = torch.randn(16, 6), torch.arange(16) % 3
 

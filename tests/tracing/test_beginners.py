@@ -9,8 +9,6 @@ from torch.nn import functional as f
 
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 N = 16
 X = torch.randn(N, 4)
@@ -45,28 +43,9 @@ class Net(nn.Module):
     def single(self, x):
         return self.one(f.relu(self.hidden(x)))
 
-    def attend(self, x, dim):
-        scores = torch.bmm(self.query(x), self.key(x).transpose(1, 2)) / math.sqrt(8)
-        return self.three(torch.bmm(f.softmax(scores, dim=dim), self.hidden(x)).mean(1))
-
 
 def dice(p, y):
     return 1 - (2 * (p * y).sum() + 1) / (p.sum() + y.sum() + 1)
-
-
-def iou(p, y):
-    both = torch.sum(p * y)
-    return 1 - both / (torch.sum(p) + torch.sum(y) - both)
-
-
-def square(output, target):
-    difference = output - target
-    return (difference * difference).mean()
-
-
-def huber(output, target):
-    size = torch.abs(output - target)
-    return torch.where(size < 1, 0.5 * size**2, size - 0.5).mean()
 
 
 FAULTS = {
@@ -88,8 +67,6 @@ FAULTS = {
         lambda n, x, y: f.binary_cross_entropy_with_logits(f.log_softmax(n(x), 1), y),
     ),
     "Dice of logits": ("loss_input", MASKED, lambda n, x, y: dice(n.conv(x).view(-1), y.view(-1))),
-    "IoU of logits": ("loss_input", MASKED, lambda n, x, y: iou(n.conv(x), y)),
-    "Huber": ("loss_shape", BY_REAL, lambda n, x, y: huber(n.single(x), y)),
     "a likelihood": (
         "loss_shape",
         BY_REAL,
@@ -208,7 +185,6 @@ def one_sentence(net, x, y):
 
 
 HEALTHY = {
-    "attention": (LONG, lambda n, x, y: f.cross_entropy(n.attend(x, -1), y)),
     "batch first": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm_first(x)[0][:, -1]), y)),
     "time first": (
         (SEQUENCES.transpose(0, 1), CLASSES),

@@ -9,8 +9,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from hookboard.tracing.questions import Reader
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 X = torch.randn(16, 4)
 REAL = torch.randn(16, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2

@@ -7,8 +7,6 @@ from torch.nn.functional import cross_entropy, mse_loss, normalize, relu
 
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 SEQUENCES, CLASSES = torch.randn(4, 6, 5), torch.arange(4) % 3
 

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, linear, one_hot
 from toys import Toy, fit, fit_in_transformers
+from tracing.steps import in_hugging_face, in_lightning
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, audit
 from hookboard.measure.row import FIELDS
-from hookboard.tracing.step import audit
+
+pytestmark = pytest.mark.trains
 
 TOKENS, WIDTH, EXPERTS, CLASSES = 256, 16, 8, 4
 
@@ -49,7 +51,7 @@ def batch(seed=0):
 
 
 def batches(count):
-    return torch.cat([batch(seed) for seed in range(count)])
+    return [batch(seed) for seed in range(count)]
 
 
 def found_in(net, x):
@@ -65,7 +67,6 @@ def preferring(net, *favourites):
     return net
 
 
-@pytest.mark.unit
 @each_form
 def test_a_router_that_gives_all_tokens_to_the_same_experts_is_one_alarm(form):
     net, x = Routed(**form), batch()
@@ -80,7 +81,6 @@ def test_a_router_that_gives_all_tokens_to_the_same_experts_is_one_alarm(form):
     )
 
 
-@pytest.mark.unit
 @each_form
 def test_a_router_of_zeros_is_told_by_its_equal_scores(form):
     net = Routed(**form)
@@ -93,14 +93,12 @@ def test_a_router_of_zeros_is_told_by_its_equal_scores(form):
     assert "random" in found.advice
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("favourites", "severity"), [(3, ["note"]), (4, [])])
 def test_more_than_half_of_the_experts_without_a_token_is_a_note(favourites, severity):
     net = preferring(Routed(), *range(favourites))
     assert [one.severity for one in found_in(net, batch())] == severity
 
 
-@pytest.mark.unit
 @each_form
 def test_a_new_router_is_silent(form):
     net = Routed(**form)
@@ -109,7 +107,6 @@ def test_a_new_router_is_silent(form):
         assert found_in(net, batch(seed)) == []
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("count", "is_judged"), [(128, True), (127, False)])
 def test_few_tokens_are_not_judged(count, is_judged):
     assert bool(found_in(preferring(Routed(), 0, 1), batch()[:count])) == is_judged
@@ -165,7 +162,6 @@ class Counted(nn.Module):
         return {"loss": cross_entropy(y, target), "hits": (y.argmax(1) == target).sum()}
 
 
-@pytest.mark.unit
 def test_classes_that_are_counted_for_an_accuracy_are_no_experts():
     assert found_in(Counted(), batch()) == []
 
@@ -186,7 +182,6 @@ class Blocks(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.unit
 def test_the_blocks_of_another_network_that_rates_the_best_action_are_no_experts():
     torch.manual_seed(0)
     nets = nn.ModuleDict({"now": Blocks(), "target": Blocks()})
@@ -255,19 +250,16 @@ def counts_of(monitor):
     return [(one.channels[:, 0] * one.channels[:, 1]).tolist() for one in seen]
 
 
-@pytest.mark.trains
 def test_picks_that_a_layer_returns_are_counted_whatever_they_were_picked_by(tmp_path):
     net = Noisy()
     assert counts_of(in_lightning(tmp_path, net, batches(3))) == [net.seen[-1].tolist()]
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize("kind", [ByHand, OverTokens])
 def test_outputs_that_do_not_show_what_is_picked_are_not_counted(kind, tmp_path):
     assert counts_of(in_lightning(tmp_path, kind(), batches(3))) == []
 
 
-@pytest.mark.trains
 def test_the_picks_count_and_not_the_best_of_a_loss_that_balances(tmp_path):
     net = preferring(Balanced(), 0)
     monitor = in_lightning(tmp_path, net, batches(6))
@@ -275,38 +267,23 @@ def test_the_picks_count_and_not_the_best_of_a_loss_that_balances(tmp_path):
     assert of_experts(monitor.verdicts) == []
 
 
-@pytest.mark.trains
 def test_a_router_that_goes_by_the_batch_is_silent(tmp_path):
     net = Routed(picks=1)
     with torch.no_grad():
         net.gate.weight[:, :EXPERTS] = 50 * torch.eye(EXPERTS)
-    rows = torch.cat([batch(seed) + 5 * one_hot(torch.tensor(seed), WIDTH) for seed in range(EXPERTS)])
-    assert of_experts(in_lightning(tmp_path, net, rows).verdicts) == []
+    data = [batch(seed) + 5 * one_hot(torch.tensor(seed), WIDTH) for seed in range(EXPERTS)]
+    assert of_experts(in_lightning(tmp_path, net, data).verdicts) == []
 
 
-@pytest.mark.trains
 def test_experts_that_are_not_watched_are_not_said_to_get_nothing(tmp_path):
     monitor = HealthMonitor("net.experts.0", every_n_steps=1)
     fit(tmp_path, Toy(Offset(99), loss=lambda found: found["loss"]), [batch().repeat(16, 1) for _ in range(6)], monitor)
     assert of_experts(monitor.verdicts) == []
 
 
-def in_lightning(folder, net, rows):
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(folder, Toy(net, loss=lambda found: found["loss"]), list(rows.split(TOKENS)), monitor)
-    return monitor
-
-
-def in_hugging_face(folder, net, rows):
-    monitor = HealthMonitor(every_n_steps=1)
-    fit_in_transformers(folder, net, rows.split(TOKENS), monitor)
-    return monitor
-
-
 each_loop = pytest.mark.parametrize(("train", "is_whole"), [(in_lightning, True), (in_hugging_face, False)])
 
 
-@pytest.mark.trains
 @each_loop
 def test_in_a_training_one_verdict_says_that_most_experts_are_unused(train, is_whole, tmp_path):
     verdicts = train(tmp_path, preferring(Routed(is_whole=is_whole), 0, 1), batches(6)).verdicts
@@ -318,32 +295,27 @@ def of_experts(verdicts):
     return [(one.severity, one.since, one.until) for one in verdicts if one.rule == "experts"]
 
 
-@pytest.mark.trains
 @each_loop
 def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, tmp_path):
     verdicts = train(tmp_path, Turning(3, 99, is_whole), batches(8)).verdicts
     assert of_experts(verdicts) == [("alarm", 3, None)]
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize(("train", "since"), [(in_lightning, 0), (in_hugging_face, 3), (in_lightning, 99)])
 def test_where_no_layer_gives_the_scores_the_rows_that_experts_give_are_counted(train, since, tmp_path):
     (found, *_) = of_experts(train(tmp_path, Offset(since), batches(8)).verdicts) or [None]
     assert found == (("alarm", since, None) if since < 99 else None)
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize(("until", "said"), [(1, []), (5, [("note", 0, 4)])])
 def test_a_router_that_mends_itself_is_told_with_its_last_step_unless_that_is_the_first(until, said, tmp_path):
     assert of_experts(in_lightning(tmp_path, Turning(0, until), batches(12)).verdicts) == said
 
 
-@pytest.mark.trains
 def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(tmp_path):
-    net, rows, picked = preferring(Routed(), 0), batches(8), []
+    net, picked = preferring(Routed(), 0), []
     net.gate.register_forward_hook(lambda gate, given, scores: picked.append(scores.detach().double().topk(2).indices))
-    monitor, toy = HealthMonitor(every_n_steps=1), Toy(net, loss=lambda found: found["loss"])
-    fit(tmp_path, toy, list(rows.split(TOKENS)), monitor, accumulate_grad_batches=2)
+    monitor = in_lightning(tmp_path, net, batches(8), accumulate_grad_batches=2)
     (reading,) = [one for one in monitor.readings if one.site.role == "expert_tokens"]
     wanted = one_hot(torch.cat(picked[-2:]), EXPERTS).sum((0, 1)).double()
     count, mean = (FIELDS.index(name) for name in ("count", "mean"))
@@ -352,14 +324,12 @@ def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(
     assert run.recent("expert_share")[run.place("net.gate"), -1] == pytest.approx(float(wanted.max() / wanted.sum()))
 
 
-@pytest.mark.trains
 @each_loop
 def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
     verdicts = train(tmp_path, Routed(is_whole=is_whole), batches(6)).verdicts
     assert [one.rule for one in verdicts if one.rule in ("experts", "no_gradient")] == []
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, tmp_path):
     transformers = pytest.importorskip("transformers")

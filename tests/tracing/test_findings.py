@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import (
-    binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_similarity,
     cross_entropy,
@@ -19,17 +18,13 @@ from torch.nn.functional import (
     nll_loss,
 )
 
-from hookboard.tracing.calls import Place
 from hookboard.tracing.step import audit
-
-pytestmark = pytest.mark.unit
 
 torch.manual_seed(0)
 X = torch.randn(16, 4)
 CLASSES = torch.arange(16) % 3
 BINARY = (torch.arange(16) % 2).float()
 REAL = torch.linspace(-2, 2, 16)
-LABELS = torch.stack([BINARY, BINARY, 1 - BINARY], dim=1)
 
 
 def net(*tail, outputs=3):
@@ -38,10 +33,6 @@ def net(*tail, outputs=3):
 
 def first(output):
     return output[:, 0]
-
-
-def by_hand(output, target):
-    return ((output - target) ** 2).mean()
 
 
 FAULTS = {
@@ -54,17 +45,7 @@ FAULTS = {
         "loss_input",
         "1",
     ),
-    "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "no_influence", "1"),
     "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "no_influence", ""),
-    "softmax over several labels": (net(nn.Softmax(1)), mse_loss, LABELS, None, "output_range", "1"),
-    "class numbers for BCE": (
-        net(outputs=1),
-        binary_cross_entropy_with_logits,
-        CLASSES.float(),
-        first,
-        "targets",
-        "",
-    ),
 }
 
 
@@ -77,8 +58,7 @@ def found_in(model, loss, target, shape):
 def test_a_fault_is_an_alarm_with_its_rule_and_layer(name):
     model, loss, target, shape, rule, module = FAULTS[name]
     alarms = [finding for finding in found_in(model, loss, target, shape) if finding.severity == "alarm"]
-    and_gone = {("cut", "")} if name == "softmax of one" else set()  # all gradients are exactly 0 as well
-    assert {(finding.rule, finding.module) for finding in alarms} == {(rule, module), *and_gone}
+    assert {(finding.rule, finding.module) for finding in alarms} == {(rule, module)}
 
 
 class Counted(torch.autograd.Function):
@@ -198,7 +178,7 @@ def test_the_line_of_the_loss_and_that_of_the_softmax_are_named():
 )
 def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_that_it_can_give(shift, advice):
     found = found_in(net(nn.Softmax(1), outputs=1), mse_loss, BINARY + shift, first)
-    assert found[0].rule == "no_influence"
+    assert (found[0].rule, found[0].severity) == ("no_influence", "alarm")
     assert found[0].advice.startswith(advice)
 
 
@@ -607,8 +587,3 @@ def test_a_number_divided_by_itself_and_something_else_is_left_alone(divided):
         return divided(gate(x).exp(), other(x).exp()).square().mean() + other(x).square().mean()
 
     assert [one for one in audit(nn.ModuleList([gate, other]), X, step) if one.rule == "no_influence"] == []
-
-
-def test_what_no_line_of_the_user_has_called_is_said_to_be_in_library_code():
-    assert str(Place("net.1", "", 0)) == "in library code (in net.1)"
-    assert str(Place("net.1", "/some/train.py", 7)) == "at train.py:7 (in net.1)"

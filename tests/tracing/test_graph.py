@@ -98,19 +98,6 @@ def test_a_custom_operator_runs_once():
     assert len(CALLS) == 1
 
 
-def test_a_step_inside_of_transforms_is_read():
-    net = nn.Linear(4, 3)
-
-    def step(batch):
-        def loss_of(weight, x, target):
-            return cross_entropy(linear(x[None], weight), target[None])
-
-        each = torch.func.vmap(torch.func.grad(loss_of), (None, 0, 0))(net.weight, *batch)
-        return cross_entropy(net(batch[0]), batch[1]) + each.square().mean()
-
-    assert audit(net, (X, CLASSES), step) == ()
-
-
 def test_a_warning_that_a_function_of_torch_gives_comes_once():
     net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
 

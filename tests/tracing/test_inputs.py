@@ -9,8 +9,6 @@ from torch.nn.functional import cross_entropy, mse_loss
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 X = torch.randn(32, 5)
 Y = torch.randn(32, 1)

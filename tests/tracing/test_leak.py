@@ -7,8 +7,6 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 TOKENS = torch.randint(0, 20, (3, 9))
 

@@ -1,8 +1,5 @@
 """The first training step is followed while it runs, whatever it is like; nothing of that is left afterwards."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -173,26 +170,6 @@ def test_nothing_is_left_of_it_after_an_error_in_the_step(error):
     with pytest.raises((error, SystemExit)):
         fit(None, model, [(X, CLASSES)], HealthMonitor())
     assert_nothing_is_left()
-
-
-def test_no_tensor_of_the_step_outlives_its_backward_pass():
-    outputs, alive = [], []
-
-    class Watches(Faulty):
-        def loss_of(self, batch):
-            output = self.net(batch[0])
-            outputs.append(weakref.ref(output))
-            return cross_entropy(output, batch[1])
-
-        def on_after_backward(self):
-            alive.append([one() is not None for one in outputs])
-
-    gc.disable()
-    try:
-        trained(Watches, HealthMonitor())
-    finally:
-        gc.enable()
-    assert alive[0] == [False]
 
 
 class TrainsAnother(Toy):

@@ -7,8 +7,6 @@ from torch.nn.functional import cross_entropy
 
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 TOKENS = torch.randint(0, 20, (3, 9), generator=torch.Generator().manual_seed(0))
 
 

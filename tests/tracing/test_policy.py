@@ -5,21 +5,16 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toys import Toy, fit, fit_in_transformers
+from tracing.steps import in_hugging_face, in_lightning
 
-from hookboard import HealthMonitor
-from hookboard.tracing.step import audit
+from hookboard import audit
 
 TOKENS, LENGTH, GROUP, GROUPS = 8, 5, 4, 4
+FASTER = {"learning_rate": 1e-2}
 
 
 class Policy(nn.Module):
-    """Takes groups of sampled answers, (rows, LENGTH), and returns GRPO's loss, whose ratio is 1 in the first step.
-
-    Args:
-        reward: gives a number for each answer.
-        kl: the weight of the distance to the policy that it began as.
-    """
+    """Takes groups of sampled answers, (rows, LENGTH), and returns GRPO's loss, whose ratio is 1 in the first step."""
 
     def __init__(self, reward, kl=0.0):
         super().__init__()
@@ -55,19 +50,14 @@ def variety(answer):
     return len(set(answer))
 
 
-def found_in(net, x):
-    return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule == "cut"]
-
-
-@pytest.mark.unit
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_advantages_that_are_all_0_are_a_note(kl):
-    (note,) = found_in(Policy(always_0, kl), answers()[0])
-    assert (note.rule, note.severity) == ("cut", "note")
+    net = Policy(always_0, kl)
+    (note,) = [one for one in audit(net, answers()[0], lambda x: net(x)["loss"]) if one.rule == "cut"]
+    assert note.severity == "note"
     assert note.evidence == "the loss of the first batch and all gradients are exactly 0"
 
 
-@pytest.mark.unit
 def test_a_policy_whose_loss_is_0_and_whose_gradient_is_not_is_left_alone():
     net, advantages = Policy(variety), torch.tensor([1.0, -1.0]).repeat(8)[:, None]
 
@@ -79,22 +69,10 @@ def test_a_policy_whose_loss_is_0_and_whose_gradient_is_not_is_left_alone():
     assert [one.rule for one in audit(net, answers()[0], loss)] == []
 
 
-def in_lightning(folder, net, batches):
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(folder, Toy(net, loss=lambda found: found["loss"]), batches, monitor)
-    return monitor
-
-
-def in_hugging_face(folder, net, batches):
-    monitor = HealthMonitor(every_n_steps=1)
-    fit_in_transformers(folder, net, batches, monitor, learning_rate=1e-2)
-    return monitor
-
-
 @pytest.mark.trains
-@pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
-def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
-    verdicts = train(tmp_path, Policy(always_0), list(answers(12))).verdicts
+@pytest.mark.parametrize(("train", "options"), [(in_lightning, {}), (in_hugging_face, FASTER)])
+def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, options, tmp_path):
+    verdicts = train(tmp_path, Policy(always_0), answers(12), **options).verdicts
     (alarm,) = [one for one in verdicts if one.severity == "alarm"]
     assert alarm.rule == "no_gradient"
     assert "advantages" in next(one for one in verdicts if one.rule == "cut").advice
@@ -102,6 +80,6 @@ def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize(("train", "kl"), [(in_lightning, 0.0), (in_hugging_face, 0.1)])
-def test_nothing_is_said_of_a_policy_whose_answers_are_told_apart(train, kl, tmp_path):
-    assert train(tmp_path, Policy(variety, kl), list(answers(12))).verdicts == ()
+@pytest.mark.parametrize(("train", "kl", "options"), [(in_lightning, 0.0, {}), (in_hugging_face, 0.1, FASTER)])
+def test_nothing_is_said_of_a_policy_whose_answers_are_told_apart(train, kl, options, tmp_path):
+    assert train(tmp_path, Policy(variety, kl), answers(12), **options).verdicts == ()

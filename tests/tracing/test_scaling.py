@@ -8,8 +8,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.step import audit
 
-pytestmark = pytest.mark.unit
-
 torch.manual_seed(0)
 X = torch.randn(16, 4)
 REAL = torch.randn(16, 1)

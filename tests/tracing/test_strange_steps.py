@@ -9,7 +9,6 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import eval_frame
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import newer_torch
@@ -104,17 +103,6 @@ def test_attention_in_evaluation_is_compiled_whole():
 
     watched(net(), loss, loss)
     assert graphs[0] == graphs[1]
-
-
-@newer_torch
-@pytest.mark.compiles
-def test_a_compiled_layer_is_not_traced():
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
-    model[0].compile(backend="aot_eager", fullgraph=True)
-    assert said(watched(model, loss_of), "loss_input")
-    assert torch.overrides.has_torch_function is torch._C._has_torch_function
-    assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
 
 
 def test_a_step_is_inspected_for_one_monitor_and_another_says_so(caplog):
