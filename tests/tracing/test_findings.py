@@ -17,8 +17,9 @@ from torch.nn.functional import (
     mse_loss,
     nll_loss,
 )
+from tracing.steps import audited, watched
 
-from hookboard.tracing.step import audit
+from hookboard import audit
 
 torch.manual_seed(0)
 X = torch.randn(16, 4)
@@ -50,8 +51,7 @@ FAULTS = {
 
 
 def found_in(model, loss, target, shape):
-    shape = shape or (lambda output: output)
-    return audit(model, (X, target), lambda batch: loss(shape(model(batch[0])), batch[1]))
+    return audited(model, X, target, lambda output, y: loss(shape(output) if shape else output, y))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -196,7 +196,7 @@ def test_unscaled_targets_are_a_note_with_their_range_mean_and_deviation():
 @pytest.mark.parametrize(("samples", "classes", "severity"), [(32, 3, "alarm"), (31, 3, "note"), (32, 2, "note")])
 def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, severity):
     model, batch = net(outputs=classes), (torch.randn(samples, 4), torch.ones(samples, dtype=torch.long))
-    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    (found,) = audited(model, *batch, cross_entropy)
     assert (found.rule, found.severity) == ("targets", severity)
 
 
@@ -204,7 +204,7 @@ def test_targets_out_of_reach_are_an_alarm_if_they_cost_a_share_of_the_variance(
     model = nn.Sequential(nn.Linear(4, 1), nn.ReLU())
     for least, severity in ((-0.05, "note"), (-3.0, "alarm")):  # noise around 0, or values that are below it
         target = torch.linspace(least, 8.0, 100)[:, None]
-        (found,) = audit(model, (torch.randn(100, 4), target), lambda batch: mse_loss(model(batch[0]), batch[1]))
+        (found,) = audited(model, torch.randn(100, 4), target, mse_loss)
         unreachable = int((target < -1e-3).sum())
         assert (found.rule, found.severity) == ("output_range", severity)
         assert f"so {unreachable} of 100 cannot be reached" in found.evidence
@@ -587,3 +587,50 @@ def test_a_number_divided_by_itself_and_something_else_is_left_alone(divided):
         return divided(gate(x).exp(), other(x).exp()).square().mean() + other(x).square().mean()
 
     assert [one for one in audit(nn.ModuleList([gate, other]), X, step) if one.rule == "no_influence"] == []
+
+
+def of_one_output(loss):
+    return audited(nn.Linear(4, 1), X, REAL[:, None], loss)
+
+
+UNBOUNDED = {
+    "minus a part of it": (lambda o, t: (-0.5 * mse_loss(o, t)).mean(), -0.5),
+    "minus a square by hand": (lambda o, t: -((t - o) ** 2).mean(), -1),
+    "minus absolute values": (lambda o, t: -(o - t).abs().sum() / 4, -4),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_loss_that_is_minus_an_error_is_an_alarm_with_its_factor(name):
+    loss, factor = UNBOUNDED[name]
+    (found,) = of_one_output(loss)
+    assert (found.rule, found.severity) == ("unbounded_loss", "alarm")
+    assert found.evidence.startswith(f"the loss is {factor:.3g} times the")
+    assert "test_findings.py:" in found.evidence
+
+
+@pytest.mark.parametrize(("maximize", "factor", "count"), [(True, -1, 0), (True, 1, 1), (False, -1, 1)])
+def test_what_an_optimizer_maximizes_has_the_other_sign(maximize, factor, count):
+    model, target = nn.Linear(4, 1), REAL[:, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, maximize=maximize)
+    monitor = watched(model, lambda model: factor * mse_loss(model(X), target), batch=(X, target), optimizer=optimizer)
+    assert [one.rule for one in monitor.verdicts].count("unbounded_loss") == count
+
+
+SOUND = {
+    "a sum over its number": lambda o, t: ((o - t) ** 2).sum() / 16,
+    "an error less another": lambda o, t: mse_loss(o, t) - 0.1 * o.square().mean(),
+    "a likelihood": lambda o, t: -torch.distributions.Normal(o, 1.0).log_prob(t).mean(),
+    "a critic without targets": lambda o, t: -o.mean(),
+    "labels that the step makes": lambda o, t: -binary_cross_entropy_with_logits(o, torch.zeros(16, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_a_sound_loss(name):
+    assert of_one_output(SOUND[name]) == ()
+
+
+def test_a_loss_of_0_without_a_gradient_is_a_note():
+    found = found_in(net(), lambda o, t: (0 * cross_entropy(o, t)).relu(), CLASSES, None)
+    assert [(finding.rule, finding.severity) for finding in found] == [("cut", "note")]

@@ -5,9 +5,7 @@ import torch
 from recorded import numbers
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-
-from hookboard import HealthMonitor, watch
-from hookboard.tracing.step import audit
+from tracing.steps import audited, watched
 
 torch.manual_seed(0)
 X = torch.randn(32, 5)
@@ -15,15 +13,15 @@ Y = torch.randn(32, 1)
 
 
 class Takes(nn.Module):
-    """Puts two inputs together, each after a function of its own."""
+    """Puts two inputs together, the first after a function."""
 
-    def __init__(self, first, second=lambda x: x, third=None):
+    def __init__(self, first):
         super().__init__()
-        self.first, self.second, self.weight = first, second, nn.Parameter(torch.randn(5, 5) / 5)
-        self.net = third or nn.Linear(10, 1)
+        self.first, self.weight = first, nn.Parameter(torch.randn(5, 5) / 5)
+        self.net = nn.Linear(10, 1)
 
     def forward(self, x, z):
-        return self.net(torch.cat([self.first(self, x), self.second(z)], 1))
+        return self.net(torch.cat([self.first(self, x), z], 1))
 
 
 TAKEN = {
@@ -41,13 +39,8 @@ def test_an_input_is_out_of_scale_if_weights_take_it_so(name):
     torch.manual_seed(0)
     model = Takes(first)
     optimizer = torch.optim.SGD(model.parameters(), 1e-9)
-    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=1)]) as run:
-        for _ in range(8):
-            with run.step((x, Y)):
-                loss = mse_loss(model(x, X), Y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+    losses = [lambda model: mse_loss(model(x, X), Y)] * 8
+    monitor = watched(model, *losses, batch=(x, Y), optimizer=optimizer)
     found = [one for one in monitor.verdicts if one.rule == "input_scale"]
     assert len(found) == is_told
     if name == "scaled twice":
@@ -55,13 +48,9 @@ def test_an_input_is_out_of_scale_if_weights_take_it_so(name):
         assert rms == pytest.approx(float((x.double() / 90000).square().mean().sqrt()), rel=0.05)
 
 
-def said(model, batch, step, rule):
-    return [found for found in audit(model, batch, step) if found.rule == rule]
-
-
-def leaks(x, y, loss=mse_loss, outputs=1):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), outputs))
-    return said(net, (x, y), lambda batch: loss(net(batch[0]), batch[1]), "target_leak")
+def leaks(x, y, loss=mse_loss, outputs=1, net=None):
+    net = net or nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), outputs))
+    return [found for found in audited(net, x, y, loss) if found.rule == "target_leak"]
 
 
 def test_a_step_of_a_window_that_is_the_target_is_an_alarm():
@@ -110,5 +99,4 @@ def test_a_model_whose_output_does_not_see_the_column_is_silent():
             return nn.functional.linear(x, self.weight.tril(-1))
 
     x = torch.randn(32, 6)
-    net = Masked()
-    assert said(net, (x, x[:, 3:4]), lambda batch: mse_loss(net(batch[0])[:, 3:4], batch[1]), "target_leak") == []
+    assert leaks(x, x[:, 3:4], lambda output, y: mse_loss(output[:, 3:4], y), net=Masked()) == []

@@ -5,6 +5,7 @@ import sys
 import threading
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import newer_torch
+from tracing import steps
 
 from hookboard import HealthMonitor, watch
 
@@ -31,16 +33,7 @@ def loss_of(model):
     return cross_entropy(model(X), CLASSES)
 
 
-def watched(model, *losses, audit=True, batch=(X, CLASSES)):
-    """Train a step with each loss, a function of the model; return the monitor."""
-    optimizer, monitor = torch.optim.SGD(model.parameters(), lr=0.1), HealthMonitor(every_n_steps=1, audit=audit)
-    with watch(model, optimizer, [monitor]) as run:
-        for loss in losses:
-            with run.step(batch):
-                loss(model).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return monitor
+watched = partial(steps.watched, batch=(X, CLASSES))
 
 
 def said(monitor, rule):

@@ -1,9 +1,10 @@
-"""Language models that see the tokens they are to predict."""
+"""Models of tokens: those that see what they are to predict, and those that do not know the order of what they see."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
+from tracing.steps import audited
 
 from hookboard.tracing.step import audit
 
@@ -59,6 +60,13 @@ def padded(model):
     return TOKENS, step
 
 
+def found_in(model, targets):
+    """What is said where each token has a target."""
+    return audited(
+        model, TOKENS, targets, lambda outputs, wanted: cross_entropy(outputs.flatten(0, 1), wanted.flatten())
+    )
+
+
 WAYS = [two_tensors, one_tensor, classes_second, padded]
 
 
@@ -90,7 +98,7 @@ def test_nothing_is_said_of_a_model_that_sees_earlier_tokens_only(way, make):
 
 def test_targets_that_are_the_tokens_at_their_own_positions_are_an_alarm_where_the_model_reads_from_left_to_right():
     model = Attends(float("-inf"))
-    (found,) = audit(model, TOKENS, lambda batch: cross_entropy(model(batch).flatten(0, 1), batch.flatten()))
+    (found,) = found_in(model, TOKENS)
     assert (found.rule, found.severity) == ("future_leak", "alarm")
     assert "at the same positions, so the model only has to copy them" in found.evidence
 
@@ -100,9 +108,7 @@ def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
     tags = torch.randint(0, 20, (3, 9))
     masked = torch.where(torch.rand(3, 9) < 0.5, TOKENS, -100)
     for targets in (tags, masked, TOKENS):
-        step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
-        found = audit(model, (TOKENS, targets), step)
-        assert {one.rule for one in found} <= {"no_influence"}, "it has no positions"
+        assert {one.rule for one in found_in(model, targets)} <= {"no_influence"}, "it has no positions"
 
 
 class TakesTokens(nn.Module):
@@ -130,3 +136,53 @@ class TakesTokens(nn.Module):
 def test_a_model_that_sees_later_tokens_is_an_alarm_however_it_takes_them(take):
     batch, step = classes_second(model := TakesTokens(take))
     assert [one.rule for one in audit(model, batch, step)] == ["future_leak"]
+
+
+class Tagger(nn.Module):
+    def __init__(self, positions=False, attends=True, mask=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 8)
+        self.places = nn.Parameter(torch.randn(9, 8)) if positions else None
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) if attends else None
+        self.head, self.mask = nn.Linear(8, 20), mask
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x if self.places is None else x + self.places
+        return self.head(x if self.layer is None else self.layer(x, src_mask=self.mask))
+
+
+def test_attention_without_positions_is_an_alarm_with_the_line_that_takes_the_tokens():
+    model = Tagger()
+    (found,) = found_in(model, TOKENS.flip(1))
+    assert (found.rule, found.severity) == ("no_influence", "alarm")
+    line = Tagger.forward.__code__.co_firstlineno + 1
+    assert f"embedding at test_tokens.py:{line} (in embed) has no influence" in found.evidence
+    # The oracle: the outputs of tokens in another order are those in that order.
+    order = torch.randperm(9)
+    torch.testing.assert_close(model.eval()(TOKENS[:, order]), model(TOKENS)[:, order])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Tagger(positions=True),
+        Tagger(attends=False),
+        Tagger(mask=torch.ones(9, 9).triu(1).bool()),
+        Tagger(mask=torch.eye(9).roll(1, 0).bool()),
+    ],
+    ids=["positions", "each token by itself", "causal", "a mask of places"],
+)
+def test_nothing_is_said_where_positions_matter_or_tokens_stay_by_themselves(model):
+    assert found_in(model, TOKENS.flip(1)) == ()
+
+
+def test_nothing_is_said_where_all_tokens_of_a_set_have_one_answer():
+    assert found_in(Tagger(), (TOKENS.sum(1, keepdim=True) % 20).expand(-1, 9)) == ()
+
+
+def test_nothing_is_said_of_a_bag_of_words():
+    embed, head = nn.Embedding(20, 8), nn.Linear(8, 3)
+    step = lambda batch: cross_entropy(head(embed(batch[0]).mean(1)), batch[1])  # noqa: E731
+    assert audit(nn.ModuleList([embed, head]), (TOKENS, torch.tensor([0, 1, 2])), step) == ()
