@@ -281,7 +281,6 @@ THOROUGH = (
     "ranks/test_judged.py",
     "ranks/test_left.py",
     "ranks/test_looped.py",
-    "ranks/test_resumed.py",
     "ranks/test_two_processes.py",
     "test_packaging.py",
     "tracing/test_two_ranks.py",

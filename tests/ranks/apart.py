@@ -3,6 +3,9 @@
 CASE is `elsewhere` (the ranks are at different points, where they exchange blocks of other sizes), `broken` (the second
 has a fault in the middle of an exchange, and goes on to the next), or `left` (the second leaves, and a
 process that it has forked lives on).
+
+python apart.py exits STORE RANK ends in the middle of an exchange, in which it tells that it leaves. The other rank
+goes while the interpreter ends. The exit status of rank 0 tells whether it has survived that.
 """
 
 import os
@@ -85,5 +88,30 @@ def main(folder: str, *cases: str) -> None:
     dist.destroy_process_group()
 
 
+class Late:
+    """Is deleted when the interpreter ends, and takes its time."""
+
+    def __del__(self):
+        self.sleep(3)
+
+    sleep = staticmethod(time.sleep)
+
+
+def exits(store: str, rank: int) -> Late | None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    ranks = Ranks()
+    if not rank:
+        ranks.leave()  # which the other one never meets
+        time.sleep(0.5)
+        return Late()
+    time.sleep(2)
+    ranks.close()
+    time.sleep(5)
+    return None
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "exits":
+        late = exits(sys.argv[2], int(sys.argv[3]))
+    else:
+        main(*sys.argv[1:])

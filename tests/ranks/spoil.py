@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from boxes import Box, bits
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
-from toys import trainer
+from toys import Toy, trainer
 
 from hookboard.base.ranks import gathered
 
@@ -26,14 +25,13 @@ class Faulty(nn.Module):
         return self.fault(x) if self.is_sick else x
 
 
-class Model(LightningModule):
+class Model(Toy):
     def __init__(self, fault):
-        super().__init__()
         torch.manual_seed(0)
-        self.fault = fault
         faulty = Faulty()
         faulty.fault = (lambda x: torch.sqrt(x * 0) + x) if fault == "backward" else lambda x: x * math.nan
-        self.net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), faulty, nn.Dropout(0.2), nn.Linear(4, 2))
+        super().__init__(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), faulty, nn.Dropout(0.2), nn.Linear(4, 2)))
+        self.fault = fault
 
     def training_step(self, batch, batch_idx):
         is_sick = batch_idx == 2 and self.global_rank == 1
@@ -44,9 +42,6 @@ class Model(LightningModule):
         loss = y.square().mean()
         self.log("loss", loss.nan_to_num(), sync_dist=True)
         return loss
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def batches(fault):

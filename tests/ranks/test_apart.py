@@ -6,21 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.spawns
 
-CASES = ["elsewhere", "broken", "left"]
 GONE, LEFT = "this rank no longer takes part", "another rank has stopped measuring or has exited"
 
 
 @pytest.fixture(scope="module")
-def apart(run_script, tmp_path_factory):
+def apart(saved_by):
     """What each of two ranks has learnt in a case, and how many seconds that took."""
-    folder = tmp_path_factory.mktemp("apart")
-    done = run_script(Path(__file__).with_name("apart.py"), folder, *CASES, ranks=2)
-    assert done.returncode == 0, done.stderr
-    return {case: [torch.load(folder / f"{case}.{rank}") for rank in range(2)] for case in CASES}
+    return saved_by("apart", ["elsewhere", "broken", "left"])
 
 
 def test_ranks_at_different_points_exchange_nothing_more(apart):
@@ -42,7 +37,7 @@ def test_a_rank_that_leaves_is_noticed_though_a_process_that_it_forked_lives_on(
 
 
 def test_a_process_ends_well_in_the_middle_of_an_exchange(python, tmp_path):
-    given = [Path(__file__).with_name("exits.py"), tmp_path / "store"]
+    given = [Path(__file__).with_name("apart.py"), "exits", tmp_path / "store"]
     start = time.perf_counter()
     both = [subprocess.Popen([each, *given, str(rank)]) for rank, each in enumerate([sys.executable, python])]
     assert [process.wait(timeout=120) for process in both] == [0, 0]

@@ -1,25 +1,18 @@
 """A fault on one of two ranks: nobody waits for ever, and the place is known on all ranks that merge their events."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
 from hookboard.callbacks.all_ranks import first_events
 from hookboard.health.rules.numerics import Nonfinite
 
 pytestmark = pytest.mark.spawns
 
-SCRIPT = Path(__file__).with_name("spoil.py")
+FAULTS = ["forward", "backward", "batch", "collective"]
 
 
 @pytest.fixture(scope="module")
-def saved(run_script, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spoiled")
-    faults = ["forward", "backward", "batch", "collective"]
-    done = run_script(SCRIPT, folder, *faults, ranks=2)
-    assert done.returncode == 0, done.stderr
-    return {f: [torch.load(folder / f"{f}.{rank}", weights_only=False) for rank in (0, 1)] for f in faults}
+def saved(saved_by):
+    return saved_by("spoil", FAULTS)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,7 @@ def test_a_gradient_that_came_from_another_rank_is_said_to(saved):
     assert "another rank" in event.evidence
 
 
-@pytest.mark.parametrize("fault", ["forward", "backward", "batch", "collective"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_run_is_the_same_with_and_without(saved, fault):
     assert all(is_same for is_same, _, _ in saved[fault])
 

@@ -1,12 +1,18 @@
-"""What the ranks tell each other before they are connected, and that a fault in it does not end the training."""
+"""What ranks tell each other before they are connected, and tensors that would need the others."""
 
 from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
 
+from hookboard import HookboardWarning
 from hookboard.base import ranks
+from hookboard.measure.statistics import plan
+from hookboard.measure.table import Table
+from hookboard.model.sites import Site
 
 
 @pytest.fixture
@@ -41,3 +47,20 @@ def test_ranks_that_cannot_connect_say_why(monkeypatch, alone):
     monkeypatch.setattr(dist, "new_group", broken)
     with pytest.raises(RuntimeError, match=r"could not connect .* GLOO_SOCKET_IFNAME .*broken on purpose"):
         ranks.Ranks()
+
+
+@pytest.fixture
+def partial_sums():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield DTensor.from_local(torch.ones(4, 5), init_device_mesh("cpu", (1,)), [Partial()])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_partial_sums_are_not_measured_and_named_once(partial_sums):
+    table, site = Table(plan("mean"), torch.device("cpu")), Site("layer", "output")
+    with pytest.warns(HookboardWarning, match="output of 'layer' is switched off.*the tensor holds partial sums"):
+        table.open(site)(partial_sums)
+    table.open(site)(partial_sums)  # a second warning would be an error
+    assert site not in table.send()()

@@ -3,17 +3,25 @@
 import numpy as np
 import pytest
 from ranks.judged import BARE, CASES, SPLIT
-from ranks.strategies import needs_fsdp
+from ranks.strategies import HAS_FSDP, needs_fsdp
 
 pytestmark = pytest.mark.spawns
 
 ONE_OF_TWO = [case for case in CASES if case.startswith("fault")]
 SAME = [case for case in CASES if case not in ONE_OF_TWO]
+JOBS = [f"ddp:{case}" for case in (*CASES, "resumed")] + [f"tensor:{case}" for case in SPLIT]
+JOBS += [f"fsdp:{case}" for case in (*SPLIT, "resumed")] if HAS_FSDP else []
 
 
 @pytest.fixture(scope="module")
-def alone(judge):
-    return {job.removeprefix("auto:"): kept for job, (kept,) in judge(1, [f"auto:{case}" for case in SAME]).items()}
+def alone(saved_by):
+    kept = saved_by("judged", [f"auto:{case}" for case in SAME], 1, ranks=1)
+    return {case: kept[f"auto:{case}"][0] for case in SAME}
+
+
+@pytest.fixture(scope="module")
+def together(saved_by):
+    return saved_by("judged", JOBS, 2)
 
 
 def said_of(kept):
@@ -112,3 +120,14 @@ def test_processes_with_a_part_of_each_layer_give_the_alarms_of_one(alone, toget
     )
     assert mine[:1] == theirs[:1] if case == "dead" else mine == theirs
     assert together[f"tensor:{case}"][0].steps == alone[case].steps
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=needs_fsdp)])
+def test_a_fit_of_two_processes_that_is_continued_finds_what_one_without_a_break_does(strategy, together):
+    whole, resumed = together[f"{strategy}:dead"][0].verdicts, together[f"{strategy}:resumed"][0]
+    assert ("dead_units", "net.2", 0) in [(one.rule, one.module, one.since) for one in whole]
+    mine, theirs = (
+        [(one.severity, one.rule, one.module) for one in verdicts if one.rule == "dead_units"]
+        for verdicts in (resumed, whole)
+    )
+    assert mine == theirs
