@@ -1,12 +1,18 @@
-"""Kinds of layers, known by torch's classes or, of others, by their names and parts."""
+"""Kinds of layers, known by torch's classes or by their names and parts; their weights, and the roles of tensors."""
+
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
+from hookboard.callbacks.numbers import ActivationRole, GradientRole
+from hookboard.capturing.captured import CaptureRole
+from hookboard.capturing.edits import EditRole
 from hookboard.model.layers import ChannelDims, kind_of, layers_of
-from hookboard.model.sites import Site
-from hookboard.model.state import weights_of
+from hookboard.model.sites import OF_PARTS, ROLES, Role, Site
+from hookboard.model.state import are_unchanged, weights_of
 
 
 class LlamaRMSNorm(nn.Module):
@@ -126,3 +132,55 @@ def test_a_nested_tensor_after_a_norm_which_has_no_sizes_is_no_error():
     nested = torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)])
     dims = ChannelDims(layers_of({"norm": norm}, weights_of({"norm": norm})))
     assert dims(Site("norm", "output"), nested) == 2
+
+
+def modules():
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    last.weight = first.weight
+    return {"first": first, "relu": nn.ReLU(), "last": last, "norm": nn.BatchNorm1d(3, affine=False)}
+
+
+def replace_a_parameter(found):
+    found["first"].bias = nn.Parameter(torch.zeros(3))
+
+
+def tie_what_was_apart(found):
+    found["last"].bias = found["first"].bias
+
+
+def prune_a_weight(found):
+    prune.l1_unstructured(found["first"], "weight", amount=1)
+
+
+def parametrize_a_weight(found):
+    parametrizations.weight_norm(found["last"], "bias")
+
+
+def exchange_a_module(found):
+    found["last"] = nn.Linear(3, 3)
+
+
+CHANGES = [replace_a_parameter, tie_what_was_apart, prune_a_weight, parametrize_a_weight, exchange_a_module]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_other_weights_are_noticed(change):
+    found = modules()
+    weights = weights_of(found)
+    assert are_unchanged(weights, found)
+    change(found)
+    assert not are_unchanged(weights, found)
+
+
+def roles(condition):
+    return {role for role, traits in ROLES.items() if condition(traits)}
+
+
+def test_every_role_is_in_the_table():
+    assert set(get_args(Role)) == set(ROLES)
+
+
+def test_the_roles_of_each_signature_are_those_of_the_table():
+    assert set(get_args(ActivationRole)) == roles(lambda r: r.kind and not r.is_gradient and not r.of_parameter)
+    assert set(get_args(GradientRole)) == roles(lambda r: r.is_gradient)
+    assert set(get_args(EditRole)) == set(get_args(CaptureRole)) == roles(lambda r: not r.of_parameter) - {*OF_PARTS}

@@ -72,11 +72,6 @@ class Frozen:
     name: str = "frozen"
 
 
-@dataclass(slots=True)
-class Slotted:
-    tensor: Tensor
-
-
 @dataclass
 class Scaled:
     tensor: Tensor
@@ -144,10 +139,8 @@ VALUES: dict[str, Any] = {
     "named tuple": lambda: Point(X, 2),
     "what torch.max returns": lambda: torch.max(torch.zeros(2, 2), 0),
     "packed": lambda: nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)]),
-    "dataclass": lambda: Output(X),
     "init=False": lambda: Lazy(X),
     "frozen": lambda: Frozen(X),
-    "slots": lambda: Slotted(X),
     "InitVar": lambda: Scaled(X, 3.0),
     "slot never set": lambda: UnsetSlotted(X),
     "items changed by its constructor": lambda: TripledItems(a=X),

@@ -44,18 +44,6 @@ def test_two_processes_have_the_losses_of_one_also_after_the_last_look(alone, to
     np.testing.assert_allclose(mine.losses, theirs.losses, rtol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["healthy", "dead on rank 1", "rare"])
-def test_two_processes_have_the_rows_of_one(alone, together, case):
-    for mine, theirs in zip(together[f"ddp:{case}"][0].looks, alone[case].looks, strict=True):
-        assert mine.readings.keys() == theirs.readings.keys()
-        assert mine.stepped == theirs.stepped
-        for site, reading in theirs.readings.items():
-            found = mine.readings[site].channels
-            assert (found is None) == (reading.channels is None), site
-            if found is not None:
-                np.testing.assert_allclose(found, reading.channels, rtol=1e-6, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("case", "rule", "module"),
     [

@@ -52,7 +52,7 @@ def alone(start, tmp_path_factory):
 def together(start, tmp_path_factory):
     """The folder with all runs of two processes that one script starts."""
     folder = tmp_path_factory.mktemp("together")
-    runs = [f"{DDP}:{how}" for how in ("sync", "compiled", "alone", "faults", "replaced", "unequal")]
+    runs = [f"{DDP}:{how}" for how in ("sync", "alone", "faults", "replaced", "unequal")]
     runs += ["ddp:pictures", "ddp:headed", "ddp:collective", "tensor:sharded"]
     start(folder, 2, *runs, *(["fsdp:sharded", "fsdp:pictures"] if HAS_FSDP else []))
     return folder
@@ -96,17 +96,6 @@ def test_every_statistic_is_that_of_one_process_on_the_data_of_both(one, two):
         assert set(mine) - set(of_data) == {site for site in mine if site.role == "parameter_grad"}
         for site in of_data:
             assert_same(mine[site], theirs[site])
-
-
-def test_a_compiled_module_that_returns_other_names_on_each_rank_is_logged_under_each(one, together):
-    two = read_by(together, f"{DDP}:compiled")
-    for mine, theirs in zip(two[0].steps, one.steps, strict=True):
-        ways = [site for site in theirs if site.name == "net.ways"]
-        assert {site.index for site in ways if site.role == "output"} >= {"ordinary"}
-        for site in ways:
-            assert_same(mine[site], theirs[site])
-    last = {site.index for site in two[0].steps[-1] if (site.name, site.role) == ("net.ways", "output")}
-    assert last == {"ordinary", "special"}
 
 
 def test_a_branch_that_one_rank_takes_alone_is_logged(two):

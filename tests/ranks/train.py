@@ -2,9 +2,9 @@
 
 python train.py DEVICES FOLDER STRATEGY:HOW ...
 
-STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `compiled`, `alone`,
-`faults`, `replaced`, `unequal`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin
-with FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
+STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `tensor` (tensor parallelism). HOW is `sync`, `alone`, `faults`,
+`replaced`, `unequal`, `sharded`, `pictures`, `headed` or `collective`. The files of a run begin with
+FOLDER/STRATEGY:HOW. All runs share the processes of the first: to start them takes longer than the training.
 """
 
 import os
@@ -218,8 +218,6 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
     # The mean of the ranks' gradients is half of their sum, which one process has.
     lr = 0.01 if together else 0.02
     model = Model(has_branch=how != "sharded", lr=lr if how == "sharded" else 0.0)
-    if how == "compiled":
-        model.net.ways.compile(backend="aot_eager")
     data = DataLoader(Batches(together), batch_size=None)
     trainer.fit(model, data, data)
 

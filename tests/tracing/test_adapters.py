@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, linear
 from torch.utils.checkpoint import checkpoint
+from tracing.steps import audited
 
 from hookboard.tracing.adapters import adapters_of
 from hookboard.tracing.questions import Reader
-from hookboard.tracing.step import audit
 
 torch.manual_seed(0)
 X, CLASSES = torch.randn(16, 6), torch.arange(16) % 3
@@ -142,15 +142,15 @@ CANNOT = {
 }
 
 
-def found_in(net):
-    return list(audit(net, (X, CLASSES), lambda batch: cross_entropy(net(batch[0]), batch[1])))
+def found_in(net, rule="adapters"):
+    return [one for one in audited(net, X, CLASSES, cross_entropy) if one.rule == rule]
 
 
 @pytest.mark.parametrize("change", CANNOT)
 def test_an_adapter_that_cannot_learn_is_named_with_the_cause(change):
     net = Adapted(by_modules)
     change(net)
-    (one,) = (one for one in found_in(net) if one.rule == "adapters")
+    (one,) = found_in(net)
     severity, why = CANNOT[change]
     assert (one.severity, one.module) == (severity, "down")
     assert f"1 of 1 adapters (two factors next to a frozen weight) learn nothing: {why}" in one.evidence
@@ -166,14 +166,14 @@ def of_a_fixed_projection(net):
 def test_nothing_is_said_of_an_adapter_that_can_learn(change):
     net = Adapted(by_modules)
     change(net)
-    assert [one for one in found_in(net) if one.rule == "adapters"] == []
+    assert found_in(net) == []
 
 
 def test_nothing_is_said_of_factors_of_0_where_a_bias_gives_a_gradient():
     net = Adapted(by_modules)
     with_zeros("up", "down")(net)
     net.down.bias = nn.Parameter(torch.ones(2))
-    assert [one for one in found_in(net) if one.rule == "adapters"] == []
+    assert found_in(net) == []
     cross_entropy(net(X), CLASSES).backward()
     assert net.up.weight.grad.any()
 
@@ -181,7 +181,7 @@ def test_nothing_is_said_of_factors_of_0_where_a_bias_gives_a_gradient():
 def test_a_frozen_adapter_beside_one_that_is_trained_is_a_note():
     net = Adapted(two_at_once)
     frozen_and_empty(net)
-    (one,) = (one for one in found_in(net) if one.rule == "adapters")
+    (one,) = found_in(net)
     assert one.severity == "note"
     assert "1 of 2 adapters" in one.evidence
 
@@ -208,7 +208,7 @@ class Checkpointed(nn.Module):
 def test_a_checkpoint_without_an_input_that_needs_a_gradient_is_named():
     net = Checkpointed(True)
     line = Checkpointed.forward.__code__.co_firstlineno + 2
-    (one,) = (one for one in found_in(net) if one.rule == "cut")
+    (one,) = found_in(net, "cut")
     total = sum(each.requires_grad for each in net.parameters())
     assert one.evidence.startswith(
         f"checkpoint() with use_reentrant=True at test_adapters.py:{line} cuts the gradient of 4 of {total} trainable "
@@ -218,4 +218,4 @@ def test_a_checkpoint_without_an_input_that_needs_a_gradient_is_named():
 
 
 def test_nothing_is_said_of_a_checkpoint_that_passes_gradients():
-    assert not [one for one in found_in(Checkpointed(False)) if "checkpoint" in one.evidence]
+    assert found_in(Checkpointed(False), "cut") == []

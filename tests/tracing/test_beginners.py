@@ -184,6 +184,27 @@ def one_sentence(net, x, y):
     return f.cross_entropy(net.three(net.lstm(x.view(len(x), 1, -1))[0].view(len(x), -1)), y)
 
 
+def surrogate(net, x, y):
+    smooth = f.cross_entropy(net(x), y)
+    wrong = (net(x).argmax(1) != y).float().mean() + 0 * smooth
+    return smooth + (wrong - smooth).detach()
+
+
+def beside_a_baseline(net, x, y):
+    loss = f.cross_entropy(net(x), y)
+    return loss - loss.detach() + 1
+
+
+def beside_a_constant_that_was_logged(net, x, y):
+    net.logged = net.conv.weight.mean().item()
+    return 1.0 - f.cosine_similarity(net(x), f.one_hot(y, 3).float()).mean()
+
+
+def column_by_column(net, x, y):
+    out = net(x).sum(1, keepdim=True) * torch.ones(4)
+    return sum(f.mse_loss(out[:, i], x[:, i]) for i in range(4))
+
+
 HEALTHY = {
     "batch first": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm_first(x)[0][:, -1]), y)),
     "time first": (
@@ -202,12 +223,27 @@ HEALTHY = {
     "Dice": (MASKED, lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "a mean under a mask": (MASKED, lambda n, x, y: ((n.conv(x) ** 2) * y).sum() / y.sum()),
     "pairs": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].unsqueeze(1) - y).abs().mean()),
+    "signed weights of the samples": (
+        BY_CLASS,
+        lambda n, x, y: f.nll_loss(n(x).log_softmax(1) * torch.linspace(-1, 1, N)[:, None], y),
+    ),
+    "a part of the classes": (BY_CLASS, lambda n, x, y: f.nll_loss(n(x).log_softmax(1)[:, :2], y % 2)),
+    "a surrogate": (BY_CLASS, surrogate),
+    "beside a baseline": (BY_CLASS, beside_a_baseline),
+    "beside a constant that was logged": (BY_CLASS, beside_a_constant_that_was_logged),
+    "quantiles": (BY_CLASS, lambda n, x, y: f.smooth_l1_loss(n(x).unsqueeze(2), x[:, :3].unsqueeze(1))),
+    "column by column": (BY_CLASS, column_by_column),
+    "as many positions as samples, first": (
+        (torch.randn(N, N, 4), REAL),
+        lambda n, x, y: f.mse_loss(n.one(n.lstm(x)[0][-1]).squeeze(1), y),
+    ),
     "a tensor outside of the model": (BY_REAL, outside_of_the_model),
     "masked in place": (LONG, lambda n, x, y: f.cross_entropy(masked_in_place(n, x), y)),
     "log_softmax twice": (BY_CLASS, lambda n, x, y: f.cross_entropy(f.log_softmax(n(x), 1), y)),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_said_of_the_step_that_was_meant(name):
     assert found_in(*HEALTHY[name]) == ()

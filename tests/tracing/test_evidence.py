@@ -10,9 +10,9 @@ from recorded import numbers
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
 from torch.optim import SGD
+from tracing.steps import audited
 
 from hookboard.experiments.experiment import Setting, experiment
-from hookboard.tracing.step import audit
 
 torch.manual_seed(0)
 X = torch.randn(16, 4)
@@ -26,9 +26,7 @@ def net(*tail, outputs=3):
 
 
 def evidence_of(rule, model, loss, target):
-    (found,) = (
-        one for one in audit(model, (X, target), lambda batch: loss(model(batch[0]), batch[1])) if one.rule == rule
-    )
+    (found,) = (one for one in audited(model, X, target, loss) if one.rule == rule)
     return found.evidence
 
 

@@ -1,14 +1,15 @@
 """What HealthMonitor says of the code of the first training step."""
 
+import random
 import sys
 from copy import deepcopy
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from toys import Toy, batches, fit, mlp
+from tracing.steps import watched
 
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.modes import Modes
@@ -20,19 +21,12 @@ pytestmark = pytest.mark.trains
 X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
 
 
-class Classifier(LightningModule):
+class Classifier(Toy):
     def __init__(self, *tail):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *tail)
+        super().__init__(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *tail))
 
     def training_step(self, batch, batch_idx):
         return cross_entropy(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def verdicts_of(tmp_path, model, **options):
@@ -109,16 +103,14 @@ def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatc
 def modes_said(change, dropout=nn.Dropout, norm=nn.BatchNorm1d):
     """What is said of a net that this function changes after the third step, with the step since when."""
     net = nn.Sequential(nn.Linear(4, 8), norm(8), nn.ReLU(), dropout(0.1), nn.Linear(8, 3))
-    model, monitor = nn.Sequential(net), HealthMonitor(every_n_steps=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, [monitor]) as run:
-        for step in range(6):
-            with run.step((X, CLASSES)):
-                cross_entropy(model(X), CLASSES).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            if step == 2:
-                change(net)
+    loss_of = lambda model: cross_entropy(model(X), CLASSES)  # noqa: E731
+
+    def after_a_change(model):
+        change(net)
+        return loss_of(model)
+
+    steps = [loss_of] * 3 + [after_a_change] + [loss_of] * 2
+    monitor = watched(nn.Sequential(net), *steps, batch=(X, CLASSES))
     return [(one.severity, one.since) for one in monitor.verdicts if one.rule == "eval_mode"]
 
 
@@ -177,23 +169,77 @@ def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
 
 @pytest.mark.parametrize("is_healed", [True, False])
 def test_masked_rows_that_the_loss_leaves_out_are_a_fault_if_they_spoil_the_gradient(is_healed):
-    model, monitor = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 1)}), HealthMonitor(every_n_steps=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, [monitor]) as run:
-        for _ in range(3):
-            x = torch.randn(8, 6, 4)
-            mask = torch.zeros(8, 1, 6, dtype=torch.bool)
-            mask[0] = True
-            with run.step(x):
-                hidden = model["body"](x)
-                shares = (hidden @ hidden.mT).masked_fill(mask, -torch.inf).softmax(-1)
-                outputs = model["head"]((shares.nan_to_num() if is_healed else shares) @ hidden)
-                loss = (outputs - 1).square()[1:].mean()
-                loss.backward()
-                assert loss.isfinite()
-                optimizer.step()
-                optimizer.zero_grad()
-            if not is_healed:
-                break
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 1)})
+    x, mask = torch.randn(8, 6, 4), torch.zeros(8, 1, 6, dtype=torch.bool)
+    mask[0] = True
+
+    def loss_of(model):
+        hidden = model["body"](x)
+        shares = (hidden @ hidden.mT).masked_fill(mask, -torch.inf).softmax(-1)
+        outputs = model["head"]((shares.nan_to_num() if is_healed else shares) @ hidden)
+        loss = (outputs - 1).square()[1:].mean()
+        assert loss.isfinite()
+        return loss
+
+    monitor = watched(model, *[loss_of] * (3 if is_healed else 1), batch=x)
     found = [one.rule for one in monitor.verdicts if one.severity == "alarm"]
     assert found == ([] if is_healed else ["nonfinite"])
+
+
+class Distance(nn.Module):
+    """Counts its calls, draws numbers, and keeps statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.calls, self.draw = nn.BatchNorm1d(4), 0, random.Random(0)
+
+    def forward(self, one, other):
+        self.calls += 1
+        return (self.norm(one) - self.norm(other)).norm(dim=1) * self.draw.random()
+
+
+def test_a_function_of_the_users_that_torch_is_given_is_not_called_again():
+    calls = []
+    for callbacks in ([], [HealthMonitor(every_n_steps=1)]):
+        torch.manual_seed(0)
+        net, distance = nn.Linear(4, 4), Distance()
+        both = nn.ModuleList([net, distance])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        batch = (X, X.flip(0), -X)
+        with watch(both, optimizer, callbacks) as run, run.step(batch):
+            parts = [net(part) for part in batch]
+            nn.functional.triplet_margin_with_distance_loss(*parts, distance_function=distance).backward()
+            optimizer.step()
+        calls.append((distance.calls, distance.norm.running_mean.tolist(), net.weight.tolist()))
+    assert calls[0] == calls[1]
+
+
+def step_at_once(parameter):
+    with torch.no_grad():
+        parameter -= 0.1 * parameter.grad
+    parameter.grad = None
+
+
+def test_gradients_that_are_used_within_the_backward_pass_are_not_said_to_be_gone():
+    net = nn.Sequential(nn.Linear(4, 3))
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(step_at_once)
+    monitor = watched(net, *[lambda net: cross_entropy(net(X), CLASSES)] * 2, batch=(X, CLASSES))
+    assert [one.evidence for one in monitor.verdicts if one.rule == "cut"] == []
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_loss_of_a_constant_is_not_compared_with_a_sum_over_several_batches(parts):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 1))
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.01), HealthMonitor(every_n_steps=10)
+    with watch(net, optimizer, [monitor]) as run:
+        for _ in range(100):
+            for part in range(parts):
+                x, y = torch.randn(16, 6), torch.randn(16, 1)
+                with run.step((x, y), accumulates=part < parts - 1):
+                    (mse_loss(net(x), y) / parts).backward()
+                    if part == parts - 1:
+                        optimizer.step()
+                        optimizer.zero_grad()
+    assert [one for one in monitor.verdicts if one.severity == "alarm"] == []

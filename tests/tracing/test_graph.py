@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout2d, kl_div, linear
-from toys import batches, fit, newer_torch
+from toys import Toy, batches, fit, newer_torch
 
 from hookboard import HealthMonitor
 from hookboard.tracing.questions import Reader
@@ -18,13 +17,13 @@ torch.manual_seed(0)
 X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
 
 
-class Steps(LightningModule):
+class Steps(Toy):
     """Keeps the weights and gradients of each step."""
 
     def __init__(self, make):
-        super().__init__()
         torch.manual_seed(0)
-        self.net, self.loss_of = make()
+        net, self.loss_of = make()
+        super().__init__(net)
         self.seen = []
 
     def training_step(self, batch, batch_idx):
@@ -32,12 +31,6 @@ class Steps(LightningModule):
 
     def on_after_backward(self):
         self.seen += [(p.tolist(), None if p.grad is None else p.grad.tolist()) for p in self.parameters()]
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def data_of_a_weight():

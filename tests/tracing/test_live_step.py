@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch._dynamo import eval_frame
@@ -18,22 +17,18 @@ pytestmark = pytest.mark.trains
 X, CLASSES = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
 
 
-class Faulty(LightningModule):
+class Faulty(Toy):
     """A softmax before cross_entropy."""
 
     def __init__(self):
-        super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3), nn.Softmax(1))
+        super().__init__(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3), nn.Softmax(1)))
 
     def loss_of(self, batch):
         return cross_entropy(self.net(batch[0]), batch[1])
 
     def training_step(self, batch, batch_idx):
         return self.loss_of(batch)
-
-    def validation_step(self, batch, batch_idx):
-        pass
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)

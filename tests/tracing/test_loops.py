@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
-from toys import fit, fit_in_transformers
+from toys import Toy, fit, fit_in_transformers
+from tracing.steps import watched
 
 from hookboard import HealthMonitor, watch
 from hookboard.tracing.questions import STEP
@@ -114,19 +114,13 @@ def batches_of(x, labels):
     return list(zip(x.split(ROWS), labels.split(ROWS), strict=True))
 
 
-class InLightning(LightningModule):
+class InLightning(Toy):
     def __init__(self, model):
-        super().__init__()
+        super().__init__(None)
         self.model = model
 
     def training_step(self, batch, batch_idx):
         return self.model(*batch)["loss"]
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return optimizer_of(self)
 
 
 def lightning(folder, model, x, labels, monitor=None, kind=InLightning, **options):
@@ -207,15 +201,8 @@ def test_inputs_out_of_scale_are_found_once_in_each_loop(tmp_path, loop):
 
 def findings_of(loss_of, outputs=1):
     """The rules that fire on a loss of outputs and targets, in a loop that tells no batch."""
-    model, monitor = nn.Sequential(nn.Linear(4, outputs)), HealthMonitor(every_n_steps=1)
-    optimizer = optimizer_of(model)
-    with watch(model, optimizer, monitor) as run:
-        for x, targets in batches_of(X, REAL):
-            with run.step():
-                loss_of(model(x), targets).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    return STEP & {verdict.rule for verdict in monitor.verdicts}
+    steps = [lambda model, x=x, y=y: loss_of(model(x), y) for x, y in batches_of(X, REAL)]
+    return STEP & {verdict.rule for verdict in watched(nn.Sequential(nn.Linear(4, outputs)), *steps).verdicts}
 
 
 def test_a_target_is_known_where_the_loop_tells_no_batch():
@@ -223,12 +210,11 @@ def test_a_target_is_known_where_the_loop_tells_no_batch():
 
 
 def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loop_tells_no_batch():
-    model, monitor = nn.Sequential(nn.Linear(4, 1)), HealthMonitor(every_n_steps=1)
-    optimizer = optimizer_of(model)
-    with watch(model, optimizer, monitor) as run, run.step():
+    def loss_of(model):
         targets = REAL[:ROWS].double().float()
-        (model(X[:ROWS]) - targets).square().mean().backward()
-        optimizer.step()
+        return (model(X[:ROWS]) - targets).square().mean()
+
+    monitor = watched(nn.Sequential(nn.Linear(4, 1)), loss_of)
     assert "loss_shape" in {verdict.rule for verdict in monitor.verdicts}
 
 

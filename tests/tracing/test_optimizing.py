@@ -4,19 +4,18 @@ import copy
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from recorded import numbers
 from torch import nn
-from toys import batches, fit
+from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 
 pytestmark = pytest.mark.trains
 
 
-class Model(LightningModule):
+class Model(Toy):
     def __init__(self, optimized=None):
-        super().__init__()
+        super().__init__(None)
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
         self.head = nn.Linear(4, 1)
@@ -24,9 +23,6 @@ class Model(LightningModule):
 
     def training_step(self, batch):
         return self.head(self.body(batch)).square().mean()
-
-    def validation_step(self, batch):
-        pass
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.optimized(self), lr=0.01)

@@ -13,17 +13,17 @@ import tempfile
 import threading
 import warnings
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.quasirandom import SobolEngine
 from torch.utils.data import DataLoader
-from toys import batches, fit
+from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 
@@ -38,11 +38,10 @@ def effect(make):
     return make
 
 
-class Affected(LightningModule):
+class Affected(Toy):
     def __init__(self, make, seen, first_nan):
-        super().__init__()
+        super().__init__(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 4)))
         self.first_nan = first_nan
-        self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 4))
         self.during, self.seen = make(seen), seen
 
     def training_step(self, batch, batch_idx):
@@ -59,11 +58,14 @@ class Affected(LightningModule):
     def on_after_backward(self):
         self.seen.append([None if p.grad is None else p.grad.norm().item() for p in self.parameters()])
 
-    def validation_step(self, batch, batch_idx):
-        pass
-
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def effect_in_each_step(during):
+    """An effect without anything of its own that lasts."""
+    EFFECTS[during.__name__] = lambda seen: partial(during, seen)
+    return during
 
 
 def world_after(make, first_nan, *callbacks):
@@ -77,49 +79,38 @@ def world_after(make, first_nan, *callbacks):
     return repr([one() if callable(one) else one for one in seen]), repr(weights), draws
 
 
-@effect
-def nothing(seen):
-    return lambda model, output: None
+@effect_in_each_step
+def nothing(seen, model, output):
+    pass
 
 
 # What Python has.
 
 
 @effect
-def containers_change(seen):
+def containers_change_and_numbers_are_drawn(seen):
     numbers, held, array, stream = itertools.count(), [], np.zeros(2), io.StringIO()
     seen += [lambda: held, lambda: array.tolist(), stream.getvalue]
+    sobol, of_torch, of_numpy = SobolEngine(2), torch.Generator().manual_seed(1), np.random.default_rng(1)
+    order = iter(DataLoader(range(9), shuffle=True))
 
     def during(model, output):
         seen.append(next(numbers))
         held.append(len(seen))
         np.add(array, len(seen), out=array)
         stream.write("x")
-
-    return during
-
-
-@effect
-def numbers_are_drawn(seen):
-    sobol, of_torch, of_numpy = SobolEngine(2), torch.Generator().manual_seed(1), np.random.default_rng(1)
-    order = iter(DataLoader(range(9), shuffle=True))
-
-    def during(model, output):
         seen.append((sobol.draw(1).tolist(), torch.rand(1, generator=of_torch).item(), of_numpy.random()))
         seen.append((torch.rand(1).item(), np.random.rand(), random.random(), next(order).item()))
 
     return during
 
 
-@effect
-def it_prints_and_logs(seen):
-    def during(model, output):
-        print("a step")
-        logging.getLogger("of the user").warning("a step")
-        model.log("mean", output.mean(), batch_size=8)
-        seen.append(float(model.trainer.callback_metrics.get("mean", -1)))
-
-    return during
+@effect_in_each_step
+def it_prints_and_logs(seen, model, output):
+    print("a step")
+    logging.getLogger("of the user").warning("a step")
+    model.log("mean", output.mean(), batch_size=8)
+    seen.append(float(model.trainer.callback_metrics.get("mean", -1)))
 
 
 @effect
@@ -167,58 +158,37 @@ def files_are_written_and_a_thread_computes(seen):
 # What belongs to torch.
 
 
-@effect
-def a_hook_changes_gradients(seen):
-    def during(model, output):
-        output.register_hook(lambda grad: seen.append("hook") or grad * 2)
-
-    return during
+@effect_in_each_step
+def hooks_change_gradients_and_count(seen, model, output):
+    output.register_hook(lambda grad: seen.append("hook") or grad * 2)
+    model.net[0].weight.register_post_accumulate_grad_hook(lambda weight: seen.append("hook"))
 
 
-@effect
-def a_hook_after_accumulation_counts(seen):
-    def during(model, output):
-        model.net[0].weight.register_post_accumulate_grad_hook(lambda weight: seen.append("hook"))
-
-    return during
+@effect_in_each_step
+def hooks_on_modules_are_registered(seen, model, output):
+    model.net[0].register_forward_hook(lambda module, args, output: seen.append("hook") or output * 1.1)
+    model.net[3].register_full_backward_hook(lambda *args: seen.append("hook") and None)
 
 
-@effect
-def a_hook_on_a_node_counts(seen):
-    return lambda model, output: output.grad_fn.register_hook(lambda *args: seen.append("hook")) and None
+@effect_in_each_step
+def saved_tensors_are_packed(seen, model, output):
+    pack = lambda tensor: seen.append("pack") or tensor  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: seen.append("unpack") or tensor):
+        return model.net(output).square().mean()
 
 
-@effect
-def hooks_on_modules_are_registered(seen):
-    def during(model, output):
-        model.net[0].register_forward_hook(lambda module, args, output: seen.append("hook") or output * 1.1)
-        model.net[3].register_full_backward_hook(lambda *args: seen.append("hook") and None)
-
-    return during
-
-
-@effect
-def saved_tensors_are_packed(seen):
-    def during(model, output):
-        pack = lambda tensor: seen.append("pack") or tensor  # noqa: E731
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: seen.append("unpack") or tensor):
-            return model.net(output).square().mean()
-
-    return during
-
-
-@effect
-def a_checkpointed_block_runs(seen, use_reentrant=False):
+@effect_in_each_step
+def a_checkpointed_block_runs(seen, model, output, use_reentrant=False):
     def block(x):
         seen.append("block")
         return x.exp().mean()
 
-    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=use_reentrant)
+    return torch.utils.checkpoint.checkpoint(block, output, use_reentrant=use_reentrant)
 
 
-@effect
-def a_block_is_checkpointed_the_old_way(seen):
-    return a_checkpointed_block_runs(seen, use_reentrant=True)
+@effect_in_each_step
+def a_block_is_checkpointed_the_old_way(seen, model, output):
+    return a_checkpointed_block_runs(seen, model, output, use_reentrant=True)
 
 
 class Scales(torch.autograd.Function):
@@ -293,35 +263,29 @@ def a_layer_is_reparametrized_in_the_first_step_and_another_is_pruned(seen):
     return during
 
 
-@effect
-def a_mode_of_the_users_counts(seen):
+@effect_in_each_step
+def a_mode_of_the_users_counts(seen, model, output):
     class Counts(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if func in (torch.nn.functional.linear, torch.nn.functional.batch_norm):  # not what hooks call
                 seen.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    def during(model, output):
-        with Counts():
-            loss = model.net(output).square().mean()
-        seen.append(len(torch.overrides._get_current_function_mode_stack()) < 2)
-        return loss
-
-    return during
+    with Counts():
+        loss = model.net(output).square().mean()
+    seen.append(len(torch.overrides._get_current_function_mode_stack()) < 2)
+    return loss
 
 
-@effect
-def a_mode_of_dispatch_counts(seen):
+@effect_in_each_step
+def a_mode_of_dispatch_counts(seen, model, output):
     class Counts(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
-    def during(model, output):
-        with Counts():
-            return model.net(output).square().mean()
-
-    return during
+    with Counts():
+        return model.net(output).square().mean()
 
 
 class Counting(torch.Tensor):
@@ -378,11 +342,12 @@ def outside_of(make, first_nan, capsys, caplog, *callbacks):
 
 @pytest.mark.filterwarnings("ignore:.*model changed|Encountered .nan|.*fork|.*optimizer.step|.*The .grad attribute")
 @pytest.mark.parametrize("first_nan", [None, 1], ids=["in a healthy training", "around the first NaN"])
-@pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS)
-def test_the_world_sees_the_same_with_a_monitor(make, first_nan, capsys, caplog):
-    unpacks = make in (saved_tensors_are_packed, a_checkpointed_block_runs)
+@pytest.mark.parametrize("name", EFFECTS)
+def test_the_world_sees_the_same_with_a_monitor(name, first_nan, capsys, caplog):
+    unpacks = name in ("saved_tensors_are_packed", "a_checkpointed_block_runs")
     if unpacks and not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
         pytest.skip("torch 2.6 does not tell whether hooks pack what it saves, see limits.md")
+    make = EFFECTS[name]
     bare = outside_of(make, first_nan, capsys, caplog)
     monitor = HealthMonitor(nonfinite="exact")
     assert outside_of(make, first_nan, capsys, caplog, monitor) == bare

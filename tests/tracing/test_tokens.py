@@ -111,6 +111,24 @@ def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
         assert {one.rule for one in found_in(model, targets)} <= {"no_influence"}, "it has no positions"
 
 
+def test_a_model_that_corrects_a_few_tokens_is_not_said_to_copy_them():
+    tokens = torch.randint(3, 20, (16, 12))
+    given = tokens.masked_fill(torch.rand(tokens.shape) < 0.06, 0)
+    found = audited(Recurs(False), given, tokens, lambda outputs, wanted: cross_entropy(outputs.mT, wanted))
+    assert [one for one in found if one.severity == "alarm"] == []
+
+
+def test_positions_that_a_mask_leaves_out_of_the_loss_may_see_their_targets():
+    net, mask = Recurs(True), torch.zeros(3, 8)
+    mask[:, -1] = 1
+
+    def step(tokens):
+        errors = cross_entropy(net(tokens[:, :-1]).mT, tokens[:, 1:], reduction="none")
+        return (errors * mask).sum() / mask.sum()
+
+    assert [one for one in audit(net, TOKENS, step) if one.severity == "alarm"] == []
+
+
 class TakesTokens(nn.Module):
     """Sees all tokens, which it takes in some other way than by an embedding of them as they are."""
 
