@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from comparing import versions
 from comparing.nets import INPUTS, ConvNet, Transformer, loss, model, planted
 from torch import nn
 
@@ -111,3 +112,19 @@ def test_what_is_neither_a_model_nor_a_path_is_told():
         compare(3, model(ConvNet), INPUTS[ConvNet])
     with pytest.raises(TypeError, match="right must be a model; got the path of a recording, which comes first"):
         compare(model(ConvNet), "left.zip", INPUTS[ConvNet])
+
+
+OTHERS = sorted((Path(__file__).parent / "recordings").iterdir())
+MISTAKES = {
+    "resnet": ("4.bn2 (output)", lambda net: setattr(net[4].bn2, "eps", 1e-2)),
+    "transformer": ("layers.layers.1.linear2 (output)", lambda net: net.layers.layers[1].linear2.bias.zero_()),
+    "lstm": ("lstm (output 0)", lambda net: net.lstm.weight_hh_l1.mul_(1.02)),
+}
+
+
+@pytest.mark.parametrize("name", versions.MODELS)
+@pytest.mark.parametrize("version", OTHERS, ids=lambda path: path.name)
+def test_a_recording_of_another_version_is_equal_to_the_model_here_and_a_mistake_is_found(version, name):
+    recording, (_, inputs), (where, change) = version / f"{name}.zip", versions.MODELS[name], MISTAKES[name]
+    assert compare(recording, versions.made(name), inputs, loss=versions.loss).differences == ()
+    assert str(compare(recording, planted(versions.made(name), change), inputs, loss=versions.loss).first.spot) == where

@@ -1,4 +1,4 @@
-"""Records small models for `test_versions.py`: python tests/comparing/versions.py FOLDER
+"""Records small models for `test_recordings.py`: python tests/comparing/versions.py FOLDER
 
 FOLDER gets a recording of each. Run it with each version of torch that is to be compared with others.
 """

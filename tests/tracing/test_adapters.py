@@ -36,10 +36,6 @@ def by_modules(net, x):
     return net.base(x) + net.up(net.down(x)) * 0.25
 
 
-def scaled_inside(net, x):
-    return net.base(x) + net.up(3 * net.down(x / 2))
-
-
 def of_a_scaled_input(net, x):
     x = dropout(x, 0.0) * 1.0
     return net.base(x) + net.up(net.down(x)) * 0.25
@@ -65,7 +61,6 @@ def two_at_once(net, x):
 
 WAYS = {
     by_modules: ["base.weight"],
-    scaled_inside: ["base.weight"],
     of_a_scaled_input: ["base.weight"],
     by_hand: ["base.weight"],
     turned_around: ["turned"],

@@ -60,12 +60,15 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
 
 
-def test_the_targets_that_a_relu_cannot_reach():
-    evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
-    (least,) = numbers("outputs values of at least #, but the targets", evidence)
+@pytest.mark.parametrize(
+    ("last", "side", "is_outside"), [(nn.ReLU, "least", torch.lt), (nn.LogSigmoid, "most", torch.gt)]
+)
+def test_the_targets_that_a_function_with_one_end_cannot_reach(last, side, is_outside):
+    evidence = evidence_of("output_range", net(last(), outputs=1), mse_loss, REAL)
+    (end,) = numbers(f"outputs values of at {side} #, but the targets", evidence)
     low, high, outside, count = numbers("are between # and #, so # of # cannot", evidence)
-    assert (least, [low, high]) == (0, ends(REAL.double()))
-    assert (outside, count) == ((REAL < 0).sum(), 16)
+    assert (end, [low, high]) == (0, ends(REAL.double()))
+    assert (outside, count) == (is_outside(REAL, 0).sum(), 16)
 
 
 def test_the_range_of_targets_of_a_binary_loss():
@@ -88,13 +91,6 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
     pattern = "to between # and # per sample, so those of # of # samples cannot be reached"
     low, high, outside, count = numbers(pattern, evidence)
     assert ([low, high], outside, count) == (ends(wanted.double().sum(1)), 12, 16)
-
-
-def test_the_targets_above_the_most_that_a_logarithm_gives():
-    evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
-    (most,) = numbers("outputs values of at most #, but the targets", evidence)
-    outside, count = numbers(", so # of # cannot be reached", evidence)
-    assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
 
 
 def test_the_class_that_all_targets_are_and_the_number_of_classes():

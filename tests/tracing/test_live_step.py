@@ -6,7 +6,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch._dynamo import eval_frame
 from torch.nn.functional import cross_entropy
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
@@ -84,21 +84,6 @@ class HasTwoOptimizers(CallsTheFunctionOfAutograd):
         return [torch.optim.Adam(self.net[0].parameters()), torch.optim.SGD(self.net[2].parameters(), lr=0.1)]
 
 
-class OpensAMode(Faulty):
-    """That stays open across backward passes, whatever stands on the stack."""
-
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    def loss_of(self, batch):
-        with self.Mode():
-            self.net[2](self.net[0](batch[0])).mean().backward()
-            self.zero_grad()
-            torch.overrides.has_torch_function(())
-            return super().loss_of(batch)
-
-
 def trained(kind, *callbacks, **options):
     torch.manual_seed(3)
     fit(None, model := kind(), [(X, CLASSES)] * 4, *callbacks, **{name: make() for name, make in options.items()})
@@ -123,7 +108,7 @@ def assert_nothing_is_left():
 
 
 STEPS = [TakesAnIterator, SkipsTheFirstBatch, FeelsForItsBatch, UsesLbfgs, CallsTheFunctionOfAutograd]
-STEPS = [(kind, {}) for kind in (*STEPS, HasTwoOptimizers, OpensAMode)]
+STEPS = [(kind, {}) for kind in (*STEPS, HasTwoOptimizers)]
 STEPS += [
     (Faulty, {"accumulate_grad_batches": lambda: 2}),
     (Faulty, {"plugins": lambda: MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}),
