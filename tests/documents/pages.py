@@ -18,35 +18,15 @@ def blocks(page: str, language: str) -> list[str]:
     return [code for said, code in FENCE.findall(PAGES[page]) if said == language]
 
 
-def languages(page: str) -> set[str]:
-    return {language for language, _ in FENCE.findall(PAGES[page])}
-
-
 def prose(page: str) -> str:
     """A page without its code blocks."""
     return FENCE.sub("", PAGES[page])
-
-
-def words(page: str) -> int:
-    return len(PAGES[page].split())
-
-
-def words_by_hand(page: str) -> int:
-    """The words that `python -m benchmarks.document` does not write; bars and dashes are none."""
-    text = re.sub(r"<!-- (.*?): written by .*?<!-- end of \1 -->", "", PAGES[page], flags=re.DOTALL)
-    text = re.sub(r"^- \*\*(Symptom|Reported as):\*\*.*$", "", text, flags=re.MULTILINE)
-    return sum(any(character.isalnum() for character in word) for word in text.split())
 
 
 def rows(page: str) -> list[list[str]]:
     """The cells of each row of each table, headings included."""
     lines = [line for line in prose(page).splitlines() if line.startswith("|") and not line.startswith("|--")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-
-
-def named_first(page: str) -> set[str]:
-    """What stands as code in the first column of the tables of a page."""
-    return {name for row in rows(page) for name in re.findall(r"`([^`]*)`", row[0])}
 
 
 def links(page: str) -> list[str]:

@@ -32,7 +32,10 @@ def given_to_pypi(tmp_path, monkeypatch):
 
 
 def test_links_lead_to_the_repository_once_it_is_public(given_to_pypi):
-    text = given_to_pypi(f"{PUBLIC}/")["long_description"]
+    passed = given_to_pypi(f"{PUBLIC}/")
+    links, text = passed["project_urls"], passed["long_description"]
+    assert links["Repository"] == PUBLIC
+    assert all(link.startswith(f"{PUBLIC}/") for name, link in links.items() if name != "Repository")
     assert f"]({PUBLIC}/raw/HEAD/docs/images/tab.png)" in text
     assert f"]({PUBLIC}/blob/HEAD/docs/health.md#options)" in text
     assert re.findall(r"\]\((?!https://)[^)]*\)", FENCE.sub("", text)) == []
@@ -45,15 +48,6 @@ def test_what_is_no_address_of_a_page_stops_the_build(given_to_pypi, written):
         given_to_pypi(written)
 
 
-def test_links_stay_as_they_are_before(given_to_pypi):
-    assert given_to_pypi("")["long_description"] == PAGES["README.md"]
-
-
-def test_the_page_of_the_project_links_to_the_repository_once_it_is_public(given_to_pypi):
-    links = given_to_pypi(PUBLIC)["project_urls"]
-    assert links["Repository"] == PUBLIC
-    assert all(link.startswith(f"{PUBLIC}/") for name, link in links.items() if name != "Repository")
-
-
-def test_the_page_of_the_project_has_no_link_before(given_to_pypi):
-    assert given_to_pypi("")["project_urls"] == {}
+def test_before_there_is_no_link_to_it_and_those_of_the_page_stay_as_they_are(given_to_pypi):
+    passed = given_to_pypi("")
+    assert (passed["project_urls"], passed["long_description"]) == ({}, PAGES["README.md"])

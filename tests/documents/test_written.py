@@ -1,11 +1,49 @@
-"""What `python -m benchmarks.document` writes is what the source says."""
+"""What there is stands in the documents by its name, and what `python -m benchmarks.document` writes is true."""
 
 import ast
+import inspect
+import re
 
 import pytest
 from benchmarks.document import ROOT, missing_exports, written
+from documents.pages import prose, rows
 
+import hookboard
+from hookboard.base.messages import explained
+from hookboard.capturing.methods import METHODS
+from hookboard.health.arrays import QUANTITIES
 from hookboard.tracing.questions import RULES, STEP
+from hookboard.writers.loggers import KINDS
+
+
+def test_every_health_rule_is_explained():
+    sections = re.findall(r"^### `(\w+)`$", prose("docs/rules.md"), re.MULTILINE)
+    assert {*sections} == {*RULES}, "src/hookboard/base/rules.md describes each rule, in a section of its own"
+    assert len(sections) == len(RULES)
+
+
+def test_a_rule_says_which_verdicts_it_gives_and_where_they_are_seen():
+    for rule in RULES.values():
+        shown = f"; see the chart `{rule.look_at}`" if rule.look_at else ""
+        assert explained(rule.name)["Reported as"] == f"{rule.gives}{shown}."
+
+
+def test_every_argument_of_a_function_is_in_its_docstring():
+    for function in filter(inspect.isfunction, (getattr(hookboard, name) for name in hookboard.__all__)):
+        described = {*re.findall(r"^    (\w+): ", inspect.getdoc(function), re.MULTILINE)}
+        assert {*inspect.signature(function).parameters} <= described, function
+
+
+def named_first(page: str) -> set[str]:
+    """What stands as code in the first column of the tables of a page."""
+    return {name for row in rows(page) for name in re.findall(r"`([^`]*)`", row[0])}
+
+
+def test_every_logger_method_and_quantity_that_there_is_has_its_row_or_its_name():
+    assert KINDS.keys() - {"_TemporaryLogger"} <= named_first("docs/loggers.md")
+    assert {*QUANTITIES} <= named_first("docs/inside.md")
+    assert [method for method in METHODS if f"`{method}`" not in prose("docs/pictures.md")] == []
+
 
 HOW = "python -m benchmarks.document writes it anew"
 
