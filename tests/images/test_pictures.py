@@ -36,7 +36,7 @@ from hookboard.images.picture import (
     unnormalized,
 )
 
-RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
+RELU, CONV1D, ATTENTION = nn.ReLU(), nn.Conv1d(1, 1, 1), nn.MultiheadAttention(4, 4)
 
 
 def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, normalize="map", size=40, inputs=None):
@@ -133,6 +133,8 @@ def test_large_maps_are_averaged_over_areas_and_do_not_change_with_the_tensor():
 @pytest.mark.parametrize(
     ("shape", "module", "aspect", "expected", "words"),
     [
+        ((2, 4, 6, 6), ATTENTION, None, (2, 4, 6, 6), "attention weights, queries by keys"),
+        ((2, 6, 6), ATTENTION, None, (2, 1, 6, 6), "attention weights, queries by keys"),
         ((2, 8, 5, 5), RELU, 1.0, (2, 8, 5, 5), ""),
         ((2, 5, 5, 8), RELU, 1.0, (2, 8, 5, 5), ""),
         ((2, 5, 7, 8), nn.Linear(8, 8), 1.0, (2, 8, 5, 7), ""),
@@ -150,7 +152,8 @@ def test_large_maps_are_averaged_over_areas_and_do_not_change_with_the_tensor():
     ],
 )
 def test_any_output_has_a_picture(shape, module, aspect, expected, words):
-    maps = maps_in(torch.rand(shape), module, aspect=aspect)
+    index = "1" if module is ATTENTION else ""  # its weights
+    maps = maps_in(torch.rand(shape), module, aspect=aspect, index=index)
     assert (tuple(maps.values.shape), maps.words) == (expected, words)
 
 
@@ -160,19 +163,12 @@ def test_tokens_become_the_map_that_their_places_make():
     assert torch.equal(maps_in(tokens, RELU, aspect=1.0).values, image)
 
 
-def test_attention_has_a_tile_for_each_head():
-    weights, attention = torch.rand(2, 4, 6, 6), nn.MultiheadAttention(4, 4)
-    assert maps_in(weights, attention, aspect=None, index="1").values.shape == (2, 4, 6, 6)
-    assert maps_in(weights[:, 0], attention, aspect=None, index="1").values.shape == (2, 1, 6, 6)
-
-
 @pytest.mark.parametrize(
     ("module", "index", "is_swapped"),
     [
         (nn.TransformerEncoderLayer(4, 2), "", True),
-        (nn.TransformerEncoderLayer(4, 2, batch_first=True), "", False),
-        (nn.MultiheadAttention(4, 2), "0", True),
-        (nn.MultiheadAttention(4, 2), "1", False),
+        (ATTENTION, "0", True),
+        (ATTENTION, "1", False),
         (nn.LSTM(4, 4, batch_first=True), "0", False),
         (nn.LSTM(4, 4, batch_first=True), "1/0", True),
     ],
@@ -192,15 +188,11 @@ def kernels(*shape, change=0.0, size=24):
     return now, kernel_picture(now, before, "conv", weight.shape, size=size)
 
 
-def test_kernels_of_three_channels_are_in_colour():
+def test_kernels_of_three_channels_are_in_colour_and_others_have_a_tile_for_each_channel():
     now, picture = kernels(4, 3, 2, 2)
-    most = now.abs().max()
-    expected = (0.5 + 0.5 * now[1, :, 0, 1] / most) * 255
+    expected = (0.5 + 0.5 * now[1, :, 0, 1] / now.abs().max()) * 255
     assert picture.pixels[2, 24 + TILE_GAP + 14].tolist() == pytest.approx(expected.tolist(), abs=0.6)
     assert "in colour" in picture.caption
-
-
-def test_other_kernels_have_a_tile_for_each_channel():
     now, picture = kernels(4, 5, 3, 3)
     expected = ((0.5 + 0.5 * now[2, 3, 1, 1] / now.abs().max()) * 255).item()
     pixel = picture.palette[picture.pixels[2 * 26 + 12, 3 * 26 + 12]]
@@ -228,20 +220,16 @@ def test_a_kernel_of_nan_is_drawn():
     assert "magenta" in picture.caption
 
 
-def test_a_picture_is_shown_as_it_was_before_it_was_normalized():
+def test_a_picture_is_shown_as_it_was_before_it_was_normalized_and_a_nan_leaves_its_other_pixels():
     original = torch.rand(2, 3, 8, 8)
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.1]
     normalized = (original - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
     shown_again = torch.from_numpy(unnormalized(normalized, mean, std)).permute(0, 3, 1, 2)
     assert torch.allclose(shown_again / 255, original, atol=1 / 255)
-
-
-def test_a_pixel_that_is_nan_leaves_the_others_of_its_picture():
     picture = torch.linspace(0, 1, 16).view(1, 1, 4, 4)
     picture[0, 0, 0, 1] = torch.nan
     shown = unnormalized(picture, None, None)[0, :, :, 0]
-    assert (shown[0, 0], shown[0, 1], shown[3, 3]) == (0, 0, 255)
-    assert shown[2, 2] == round(10 / 15 * 255)
+    assert (shown[0, 0], shown[0, 1], shown[3, 3], shown[2, 2]) == (0, 0, 255, round(10 / 15 * 255))
 
 
 def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
@@ -255,18 +243,8 @@ def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
     assert pixels[line + 30, 30].tolist() == [200] * 3
     assert pixels[line + 30, 66 + 30].tolist() == lightest.tolist()
     assert np.abs(pixels[line + 30, 132 + 30] - (0.3 * 200 + 0.7 * lightest)).max() <= 1
-    assert pixels[2 * line + 66 + MARGIN + 30, 66 + 30].tolist() == darkest.tolist()
-
-
-def test_where_a_map_is_zero_the_overlay_is_the_picture_itself():
-    inputs = np.random.default_rng(0).integers(0, 255, (1, 16, 16, 3), np.uint8)
-    maps = torch.zeros(1, 16, 16)
-    maps[0, 3, 3] = 2.0
-    pixels = overlays(inputs, maps, ["one"], "caption", size=16).pixels[LINE_HEIGHT + MARGIN :]
-    picture, both = pixels[:16, :16], pixels[:16, 36:52]
-    is_equal = (picture == both).all(axis=2)
-    assert is_equal.sum() == 16 * 16 - 1
-    assert not is_equal[3, 3]
+    zero = pixels[2 * line + 66 + MARGIN + 30]
+    assert (zero[66 + 30].tolist(), zero[132 + 30].tolist()) == (darkest.tolist(), [0] * 3), "the picture itself"
 
 
 def test_a_bar_has_no_mark_without_its_number():
@@ -278,15 +256,11 @@ def test_a_bar_has_no_mark_without_its_number():
 
 
 @pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
-def test_numbers_of_a_bar_are_round_and_on_it(scale):
+def test_numbers_of_a_bar_are_round_and_on_it_and_a_single_value_has_none(scale):
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 6
     assert all(scale.low <= tick <= scale.high and float(f"{tick:.1g}") == tick for tick in ticks)
-
-
-@pytest.mark.parametrize("low", [0.0, 3e38])
-def test_a_scale_of_a_single_value_has_no_round_numbers(low):
-    assert ColourScale(low, low).ticks() == []
+    assert ColourScale(scale.low, scale.low).ticks() == []
 
 
 def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
@@ -301,7 +275,6 @@ def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(4, dtype=torch.long),
         torch.rand(2, 16, 8, 8),
         torch.rand(2, 3, 1, 1),
         torch.rand(0, 3, 8, 8),
