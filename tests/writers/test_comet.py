@@ -38,19 +38,13 @@ def test_each_number_is_a_metric_of_its_step(archive):
     assert metrics[-1]["metricValue"] == float(done.stdout.split()[-1])
 
 
-def uploads(archive, kind, name):
-    """The content of each file of this kind and name, with its step, in the order of writing."""
-    _, messages, files = archive
-    sent = [one | one["additional_params"] for one in messages["file_upload"] if one["upload_type"] == kind]
-    return [(one["step"], files[one["file_path"]]) for one in sent if name in (one.get("fileName"), one.get("figName"))]
-
-
 def test_the_page_and_the_verdicts_are_files_and_the_last_version_of_these_has_all_looks(archive):
-    step, content = uploads(archive, "asset", "health/verdict.md")[-1]
-    assert step == 7
-    assert b"measured 8 times" in content
-    [(_, page)] = uploads(archive, "asset", "report.html")
-    assert page.startswith(b"<!doctype html>")
+    _, messages, files = archive
+    sent = [one | one["additional_params"] for one in messages["file_upload"] if one["upload_type"] == "asset"]
+    last = {one.get("fileName"): one for one in sent}
+    assert last["health/verdict.md"]["step"] == 7
+    assert b"measured 8 times" in files[last["health/verdict.md"]["file_path"]]
+    assert files[last["report.html"]["file_path"]].startswith(b"<!doctype html>")
 
 
 def test_histograms_alone_are_refused(archive):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lateness import make_late
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
@@ -71,13 +71,9 @@ def test_several_callbacks_write_one_row_for_each_step_of_a_table_and_histograms
         (last,) = [reading.histogram for reading in logged.readings]
         np.testing.assert_array_equal(arrays["activations/net.0.counts"], last.counts)
         np.testing.assert_array_equal(arrays["activations/net.0.edges"], last.edges)
-
-
-def test_a_step_that_is_written_again_leaves_the_histograms_before_it(tmp_path):
-    (logged, _) = numbers(tmp_path, CSVLogger(tmp_path / "fit", name=None, version=""))
     logger = CSVLogger(tmp_path / "again", name=None, version="")
     loggers = Loggers([logger], "ActivationLogger")
-    for _ in range(3):
+    for _ in range(3):  # a step that is written again leaves the histograms before it
         loggers.write(Entry(7, histograms={"activations/net.0": logged.readings[0]}))
         write_rows([logger])
     names = sorted(path.name for path in tmp_path.glob("again/histograms/*"))
@@ -99,15 +95,6 @@ def test_wandb_gets_one_row_for_each_step_with_all_of_it(tmp_path, monkeypatch):
         assert isinstance(row["activations/net.0"], wandb.Histogram)
         assert "gradient_mean/net.0" in row
         assert any(tag.startswith("health/") for tag in row)
-
-
-@pytest.mark.filterwarnings("default")  # of what MLflow runs on
-def test_of_mlflow_it_is_said_that_histograms_are_left_out(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'mlflow'}")
-    with pytest.warns(HookboardWarning, match="MLFlowLogger does not support histograms, so they are left out there"):
-        numbers(tmp_path, logger)
 
 
 def test_what_was_measured_before_an_error_is_written(tmp_path):
