@@ -265,9 +265,8 @@ def free_port():
 THOROUGH = (
     "benchmarks/",
     "combinations/",
-    "board/test_page_drawn.py",
     "board/test_page_in_a_file.py",
-    "board/test_page_tall.py",
+    "board/test_page_runs.py",
     "board/test_page_use.py",
     "board/test_run_script.py",
     "callbacks/test_memory.py",

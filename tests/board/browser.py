@@ -157,5 +157,18 @@ class Tab:
         self.context.close()
 
 
+class ReportTab(Tab):
+    """A report, opened from a file, as a `Tab`, so that the tests of the tab can look at it."""
+
+    def __init__(self, browser, path, **options):
+        super().__init__(browser, f"file://{quote(str(path))}", **options)
+
+    def frame_of(self, page):
+        return page
+
+    def _heard(self, message):
+        self.faults.append(f"{message.type}: {message.text}")
+
+
 def hash_of(state):
     return "hookboard" + "".join(f"&p.hookboard.{name}={quote(str(value), safe='')}" for name, value in state.items())

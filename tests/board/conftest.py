@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from board import logs, runs
 from board.browser import Tab, path_of_chromium, require_entry_point, tensorboard
-from board.drawn_logs import write_drawn
 from board.sick_logs import (
     STEPS,
     layers_of,
     sick_values,
     write_deep,
+    write_drawn,
     write_fall,
     write_foreign,
     write_rooted,

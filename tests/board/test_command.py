@@ -64,13 +64,17 @@ def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(comm
     assert named == ["run", "verdicts", "report", "runs", "explain"]
 
 
-def test_verdicts_of_a_sick_run_are_printed_and_its_exit_status_is_1(command):
+def test_verdicts_of_a_sick_run_are_printed_or_given_as_json_and_its_exit_status_is_1(command):
     status, shown, errors = command("verdicts", "logs/sick")
     assert (status, errors) == (1, [])
     assert shown[0] == "sick: 1 alarm and 1 note in 75 layers, measured 60 times from step 0 to 118."
     assert shown[1].startswith(f"  alarm: dead_units in {SICK} since step 10: 256 of 256 units were")
     assert shown[3].startswith("  note: no_gradient in encoder.layers.7.norm2 from step 20 to 60: ")
     assert max(map(len, shown)) <= 100
+    status, shown, _ = command("verdicts", "logs/sick", "--json")
+    (run,) = json.loads("\n".join(shown))
+    assert (status, run["run"], run["headline"][:7]) == (1, "sick", "1 alarm")
+    assert run["verdicts"] == [{**verdict, "follows_from": None, "rows": []} for verdict in VERDICTS]
 
 
 def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_path):
@@ -99,14 +103,6 @@ def test_every_rule_has_a_text_and_is_listed_if_none_is_given(command):
     _, shown, _ = command("explain")
     assert {*re.findall(r"\w+", " ".join(line for line in shown if line.startswith(" ")))} == {*RULES}
     assert [name for name in RULES if not {"Symptom", "Reported as", "Fix"} <= explained(name).keys()] == []
-
-
-def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
-    status, shown, _ = command("verdicts", "logs/sick", "--json")
-    (run,) = json.loads("\n".join(shown))
-    assert status == 1
-    assert (run["run"], run["headline"][:7]) == ("sick", "1 alarm")
-    assert run["verdicts"] == [{**verdict, "follows_from": None, "rows": []} for verdict in VERDICTS]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +144,7 @@ def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, 
         )
 
 
-def test_the_exit_status_is_that_of_the_worst_run_and_a_damaged_record_is_no_clean_bill_of_health(command, tmp_path):
+def test_the_exit_status_is_that_of_the_worst_run_and_what_is_damaged_is_no_clean_bill_of_health(command, tmp_path):
     judged(tmp_path / "well", [Verdict("note", "odd", "a", 0, None, "It is odd.", "Look.")])
     status, shown, errors = command("verdicts", tmp_path)
     assert (status, shown[1], errors) == (0, "  note: odd in a since step 0: It is odd. Try: Look.", [])
@@ -159,21 +155,13 @@ def test_the_exit_status_is_that_of_the_worst_run_and_a_damaged_record_is_no_cle
     judged(tmp_path / "other" / "well", [])
     write(tmp_path / "other" / "corrupt", runs.RUNS["corrupt"])
     status, _, errors = command("verdicts", tmp_path / "other")
-    assert status == 2
-    assert any("hookboard/health" in line for line in errors)
-
-
-def test_a_byte_that_is_damaged_before_an_alarm_is_no_clean_bill_of_health(command, tmp_path):
-    judged(tmp_path / "run", [Verdict("alarm", "odd", "a", 0, None, "It is.", "Look.")])
-    assert command("verdicts", tmp_path)[0] == 1
-    judged(tmp_path / "well", [])
-    (path,) = (tmp_path / "run").glob("*tfevents*")
+    assert (status, any("hookboard/health" in line for line in errors)) == (2, True)
+    (path,) = (tmp_path / "ill").glob("*tfevents*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
     path.write_bytes(data)
     status, _, errors = command("verdicts", tmp_path)
-    assert status == 2
-    assert any("run: the rest of its event files cannot be read" in line for line in errors)
+    assert (status, any("ill: the rest of its event files cannot be read" in line for line in errors)) == (2, True)
 
 
 def test_runs_are_listed_with_the_worst_first(command):

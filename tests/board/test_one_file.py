@@ -112,17 +112,13 @@ def test_of_more_runs_than_a_report_holds_it_shows_the_worst(tmp_path, capsys):
     assert cut == "These are the 8 worst of 9 runs."
 
 
-def test_every_import_and_export_of_the_page_is_understood():
+def test_every_import_and_export_of_the_page_is_understood_and_a_module_stands_after_those_that_it_imports():
+    code = joined(modules())
     for name, source in modules().items():
         lines = source.splitlines()
         assert sum(line.startswith("import ") for line in lines) == len(IMPORT.findall(source)), name
         assert sum(line.startswith("export ") for line in lines) == len(EXPORT.findall(source)), name
         assert "</script" not in source, name
-
-
-def test_a_module_stands_after_those_that_it_imports():
-    code = joined(modules())
-    for name, source in modules().items():
         for _, other in IMPORT.findall(source):
             if f'modules["{name}"] =' in code:
                 assert code.index(f'modules["{other}"] =') < code.index(f'modules["{name}"] =')

@@ -49,7 +49,7 @@ def test_cells_are_what_was_logged(tab, values):
         np.testing.assert_allclose(z[rows.index(name)], np.log10(values[1][NAMES.index(name)]), rtol=1e-6)
 
 
-def test_a_folded_block_shows_its_worst_row(tab, values):
+def test_a_folded_block_shows_its_worst_row_and_is_opened_by_a_click(tab):
     tab.show(run="old")
     assert "encoder.layers.7.dropout" not in tab.rows
     zero = tab.traces["zero"]["z"]
@@ -58,6 +58,9 @@ def test_a_folded_block_shows_its_worst_row(tab, values):
     assert "encoder.layers.3.linear2" not in tab.rows
     broken = tab.traces["not finite"]["z"][tab.rows.index("encoder.layers.3")]
     assert [column for column, cell in enumerate(broken) if cell] == [20, 21]
+    tab.find(".name[title^='encoder.layers.3\\a']").click()
+    assert "encoder.layers.3.linear2" in tab.rows
+    assert json.loads(tab.state["open"]) == ["encoder.layers.3"]
 
 
 def test_a_frozen_layer_is_marked_in_the_map_and_on_its_page(tab):
@@ -67,13 +70,6 @@ def test_a_frozen_layer_is_marked_in_the_map_and_on_its_page(tab):
     assert types == {layer: "frozen LayerNorm", block: "frozen, 6 rows", SICK: "Linear"}
     tab.show(run="sick", layer=layer)
     expect(tab.find(".side dl")).to_contain_text("frozen")
-
-
-def test_a_block_is_opened_by_a_click(tab):
-    tab.show(run="old")
-    tab.find(".name[title^='encoder.layers.7\\a']").click()
-    assert "encoder.layers.7.dropout" in tab.rows
-    assert json.loads(tab.state["open"]) == ["encoder.layers.7"]
 
 
 def test_the_deviation_is_that_from_the_median_of_the_type(tab, values):
@@ -101,14 +97,11 @@ def test_worst_first_brings_the_sick_layer_to_the_top(tab, run):
     assert all(name.startswith("encoder.layers.7.") for name in tab.rows[:3])
 
 
-def test_most_changed_puts_the_rows_first_that_were_farthest_from_their_first_value(tab):
+def test_rows_can_be_sorted_by_change_and_by_name_with_numbers_as_numbers(tab):
     tab.show(run="sick", sort="change")
     assert {*tab.rows[-3:]} == {f"encoder.layers.7.{part}" for part in ("linear1", "dropout", "linear2")}  # constant
     tab.show(run="sick", series="health/gradient_rms", sort="change")
     assert tab.rows[0] == "encoder.layers.3.linear2"  # the only one that was not finite
-
-
-def test_rows_can_be_sorted_by_name_with_numbers_as_numbers(tab):
     tab.find("#hookboard-sort").select_option("name")
     tab.wait()
     blocks = [name for name in tab.rows if name.startswith("encoder.layers.") and name.count(".") == 2]

@@ -5,9 +5,9 @@ import re
 from importlib.metadata import version
 
 import pytest
-from board import test_page, test_page_drawn, test_page_use
+from board import test_page, test_page_runs, test_page_use
+from board.browser import ReportTab
 from board.logs import histogram, scalars, write
-from board.pages import ReportTab
 from board.runs import NASTY
 from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
 
@@ -30,11 +30,10 @@ IN_A_REPORT = [
     test_page.test_layers_are_filtered_by_patterns_and_types,
     test_page.test_the_depth_view_shows_both_directions_at_a_step,
     test_page.test_a_layer_shows_what_it_is_and_its_course_among_its_kind,
-    test_page_drawn.test_a_histogram_shows_the_shares_that_were_counted,
-    test_page_drawn.test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said,
-    test_page_drawn.test_two_stages_of_a_run_are_compared_in_one_map,
-    test_page_use.test_the_csv_of_the_map_has_what_is_in_the_event_files,
-    test_page_use.test_depth_layer_and_verdicts_can_be_saved_as_csv,
+    test_page_runs.test_a_histogram_shows_the_shares_that_were_counted,
+    test_page_runs.test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said,
+    test_page_runs.test_two_stages_of_a_run_are_compared_in_one_map,
+    test_page_use.test_what_each_view_shows_can_be_saved_as_csv,
     test_page_use.test_views_can_be_saved_as_pictures_with_their_alarms,
     test_page_use.test_back_returns_to_what_was_shown_before_and_forward_again,
     test_page_use.test_the_page_of_the_model_itself_is_opened_by_a_click_by_a_link_and_by_the_keyboard,
@@ -103,6 +102,22 @@ def test_histograms_and_the_last_pictures_are_inside(tab):
     expect(tab.find("h3", has_text="Histograms over steps")).to_be_visible()
 
 
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens a report of a run."""
+    tabs = []
+
+    def open_report(folder, **options):
+        path = tmp_path / "report.html"
+        path.write_text(page_of(*open_folders([folder])), encoding="utf-8")
+        tabs.append(ReportTab(chromium, path, **options))
+        return tabs[-1]
+
+    yield open_report
+    for tab in tabs:
+        tab.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_as_dark_as_the_system(chromium, page_file, scheme):
     tab = ReportTab(chromium, page_file, color_scheme=scheme)
@@ -126,42 +141,34 @@ def test_on_paper_it_is_a_summary(chromium, page_file):
     tab.close()
 
 
-def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium, tmp_path):
-    sick = "encoder.layers.70.linear1"
-    write_deep(tmp_path / "deep", 100, [{**VERDICTS[0], "module": sick}])
-    (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "deep"])), encoding="utf-8")
-    tab = ReportTab(chromium, tmp_path / "report.html", size=(390, 900))
+def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(opened, tmp_path):
+    write_deep(tmp_path / "deep", 100, [{**VERDICTS[0], "module": "encoder.layers.70.linear1"}])
+    tab = opened(tmp_path / "deep", size=(390, 900))
     grid, row = tab.box(".grid"), tab.box(".name.alarm")
     assert grid["y"] < row["y"] < grid["y"] + grid["height"] - 34  # the axis
     assert tab.page.evaluate("scrollY") == 0
-    tab.close()
 
 
-def test_numbers_that_are_alike_have_labels_that_differ(chromium, tmp_path):
+def test_numbers_that_are_alike_have_labels_that_differ(opened, tmp_path):
     numbers = [scalars(step, {"activation_mean/a": 149.1 + step / 1000, "activation_min/a": -0.5}) for step in range(3)]
     write(tmp_path / "run", [*numbers, histogram(0, "activations/a", [-50.02, -50.01, -50.0], [1, 2])])
-    (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "run"])), encoding="utf-8")
-    tab = ReportTab(chromium, tmp_path / "report.html", state={"layer": "a"})
+    tab = opened(tmp_path / "run", state={"layer": "a"})
     expect(tab.find(".side .js-plotly-plot")).to_have_count(3)
     read = "all => all.map((gd) => gd.layout.yaxis.ticktext)"
     for texts in tab.find(".side .js-plotly-plot").evaluate_all(read):
         assert len({*texts}) == len(texts) > 1
-    tab.close()
 
 
-def test_names_that_look_like_html_do_nothing(chromium, tmp_path):
+def test_names_that_look_like_html_do_nothing(opened, tmp_path):
     name = "<script>alert(1)<\\script> & \"'"
     write_foreign(tmp_path / "logs" / name, [*NASTY, "</script><script>alert(3)</script>", "__proto__", "$", "{title}"])
-    board, names = open_folders([tmp_path / "logs" / name])
-    (tmp_path / "report.html").write_text(page_of(board, names), encoding="utf-8")
-    tab = ReportTab(chromium, tmp_path / "report.html")
+    tab = opened(tmp_path / "logs" / name)
     assert tab.page.title().startswith(f"{name} \N{MIDDLE DOT} {tmp_path.name}/logs")
     expect(tab.find("h1")).to_have_text(f"Training report: {name}")
     for layer in ("</script><script>alert(3)</script>", "__proto__", "$"):
         tab.show(layer=layer)
         expect(tab.find(".side h2")).to_have_text(layer)
     assert tab.faults == []
-    tab.close()
 
 
 def test_nothing_else_may_run_or_be_loaded(chromium, page_file):

@@ -1,6 +1,5 @@
 """The page filters its rows by the patterns and types that the callbacks take: it finds the same layers."""
 
-import random
 from urllib.parse import quote
 
 import pytest
@@ -89,14 +88,6 @@ def chosen_by_callbacks(model, modules, types):
         return [] if "selects no module" in str(error) else str(error)
 
 
-def drawn_patterns(count):
-    """Patterns drawn from pieces of names."""
-    draw = random.Random(0)
-    pieces = ["*", "**", "**.", ".", "encoder", "layers", "1", "norm", "linear", "e", "a", "!", "re:", "+", ".*", r"\d"]
-    for _ in range(count):
-        yield ["".join(draw.choices(pieces, k=draw.randint(1, 5))) for _ in range(draw.randint(1, 3))]
-
-
 def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
     types_of = {}
     for name, module in select(model, "**", owning="parameters").items():
@@ -104,7 +95,7 @@ def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
         types_of[name] = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
     given = [[pattern] for pattern in PATTERNS] + [[f"!{pattern}"] for pattern in PATTERNS]
     given += [["**", f"!{one}", f"!{other}"] for one, other in zip(PATTERNS, PATTERNS[7:], strict=False)]
-    cases = [(patterns, []) for patterns in [*given, *drawn_patterns(200)]]
+    cases = [(patterns, []) for patterns in given]
     cases += [([], [kind]) for kind in TYPES if kind] + [(["**"], ["Linear", f"!{kind}"]) for kind in TYPES]
     cases += [(["**.norm", "!**.1.**"], ["LayerNorm"]), (["head"], ["!Linear", "!LayerNorm"]), (["!head"], ["Linear"])]
     answers = filtered(types_of, [[" ".join(modules), " ".join(types)] for modules, types in cases])

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 from board.runs import NASTY
-from board.sick_logs import SICK, STEPS, layers_of, write_run
+from board.sick_logs import SICK, STEPS, write_run
+from board.test_page import NAMES, ROW, numbers
 from PIL import Image
 
 from hookboard.base.messages import explained
@@ -18,20 +19,12 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 pytestmark = pytest.mark.browser
 
-NAMES = [name for name, _, _ in layers_of()]
-
-ROW = NAMES.index(SICK)
-
-
-def numbers(rows):
-    return np.array(rows, dtype=np.float64)
-
 
 def table(content):
     return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
 
-def test_the_csv_of_the_map_has_what_is_in_the_event_files(tab, values):
+def test_what_each_view_shows_can_be_saved_as_csv(tab, values):
     tab.show(run="sick", series="train/gradient/std")
     lines = table(tab.download(".view button:has-text('CSV')"))
     assert len(lines) == len(NAMES) * len(STEPS)
@@ -39,18 +32,12 @@ def test_the_csv_of_the_map_has_what_is_in_the_event_files(tab, values):
     assert [line["layer"] for line in lines[:: len(STEPS)]] == NAMES
     assert [int(line["step"]) for line in lines[: len(STEPS)]] == list(STEPS)
     np.testing.assert_array_equal(found, values[1])
-
-
-def test_depth_layer_and_verdicts_can_be_saved_as_csv(tab, values):
     tab.show(run="sick", view="depth", step=STEPS[3], layer=SICK)
     depth = {line["layer"]: line for line in table(tab.download(".view button:has-text('CSV')"))}
     assert float(depth["head"]["health/gradient_rms"]) == values[1][NAMES.index("head"), 3]
-    layer = [
-        line
-        for line in table(tab.download(".side button:has-text('CSV')"))
-        if line["statistic"].endswith("activation_rms")
-    ]
-    np.testing.assert_array_equal(numbers([line["value"] for line in layer]), values[0][ROW])
+    lines = table(tab.download(".side button:has-text('CSV')"))
+    layer = [line["value"] for line in lines if line["statistic"].endswith("activation_rms")]
+    np.testing.assert_array_equal(numbers(layer), values[0][ROW])
     tab.show(run="sick")
     verdicts = table(tab.download(".side button:has-text('CSV')"))
     assert [(line["rule"], line["module"], line["since"]) for line in verdicts[:1]] == [("dead_units", SICK, "10")]
@@ -302,9 +289,8 @@ def test_the_loss_stands_above_the_map_at_the_steps_of_its_columns(tab):
 @pytest.mark.parametrize(
     ("values", "columns", "shown"),
     [
-        ([1.38, 1.2, 1.1, "nan"], [0, 2], "1.38 → NaN"),  # after the last column of the map, where the fit ended
+        (["nan", 1.2, 1.1, "inf"], [0, 2], "NaN → +Inf"),  # after the last column of the map, where the fit ended
         ([1.38, 1.2, 1.1, "nan"], [0, 1], "1.38 → 1.2"),
-        (["nan", 1.2, 1.1, "inf"], [0, 2], "NaN → +Inf"),
         ([1.38, 1.2, 1.1, None], [0, 2], "1.38 → 1.1"),
     ],
 )

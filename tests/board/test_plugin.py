@@ -6,7 +6,6 @@ import re
 import threading
 import time
 import warnings
-from graphlib import TopologicalSorter
 from types import SimpleNamespace
 from urllib.request import urlopen
 
@@ -19,7 +18,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.errors import NotFoundError
 
-    from hookboard.board.plugin import STATIC
 
 SERIES = "train/activation/std"
 
@@ -37,7 +35,6 @@ WRONG = {
         404,
         "unknown series 'x'",
     ),
-    "no layer": ("layer", {"run": "."}, 400, "needs a non-empty parameter 'layer'"),
     "an unknown layer": ("layer", {"run": ".", "layer": "net.00"}, 404, "did you mean 'net.0'"),
     "an unknown histogram": ("histogram", {"run": ".", "tag": "x"}, 404, "unknown histogram 'x'"),
     "an unknown key": ("picture", {"key": "x"}, 400, "no such picture"),
@@ -59,15 +56,6 @@ def test_only_pictures_are_served_as_pictures(board):
     assert (status, said["error"].endswith("is not a PNG or JPEG picture.")) == (400, True)
 
 
-def test_nothing_but_get_is_answered(slow_board):
-    assert slow_board.client.post("/runs").status_code == 405
-
-
-@pytest.mark.parametrize("path", ["plotly.js", "runs", "picture"])
-def test_no_browser_may_guess_what_an_answer_is(slow_board, path):
-    assert slow_board.get(path).headers["X-Content-Type-Options"] == "nosniff"
-
-
 @pytest.mark.parametrize("path", ["runs", "map", "plotly.js"])
 def test_answers_are_packed_only_for_who_takes_that(slow_board, path):
     given = {"run": ".", "series": SERIES}
@@ -78,25 +66,25 @@ def test_answers_are_packed_only_for_who_takes_that(slow_board, path):
     assert gzip.decompress(packed.data) == plain.data
 
 
-def test_plotly_is_served_and_kept_by_the_browser(slow_board):
+def test_what_is_served_has_the_headers_that_browsers_need(slow_board):
     served = slow_board.get("plotly.js")
     assert served.mimetype == "text/javascript"
     assert b"* plotly.js (cartesian" in served.data[:200]
     assert int(re.search(r"max-age=(\d+)", served.headers["Cache-Control"])[1]) >= 3600
+    for path in ("plotly.js", "runs", "picture"):  # no browser may guess what an answer is
+        assert slow_board.get(path).headers["X-Content-Type-Options"] == "nosniff"
+    assert slow_board.client.post("/runs").status_code == 405
 
 
-def test_an_empty_log_directory_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    ("events", "hint"), [([], "point TensorBoard's --logdir"), (runs.RUNS["theirs"], "Add one of its callbacks")]
+)
+def test_a_log_directory_without_runs_of_ours_says_what_to_do_and_does_not_open_the_tab(tmp_path, events, hint):
+    if events:
+        logs.write(tmp_path, events)
     with logs.slow(tmp_path) as board:
         status, answer = board.ask("runs")
-    assert (status, answer["runs"]) == (200, [])
-    assert "point TensorBoard's --logdir" in answer["hint"]
-    assert not board.plugin.is_active()
-
-
-def test_runs_of_somebody_else_do_not_open_the_tab(tmp_path):
-    logs.write(tmp_path, runs.RUNS["theirs"])
-    with logs.slow(tmp_path) as board:
-        assert "Add one of its callbacks" in board.ask("runs")[1]["hint"]
+        assert (status, answer["runs"], hint in answer["hint"]) == (200, [], True)
         assert not board.plugin.is_active()
 
 
@@ -144,15 +132,6 @@ def test_many_requests_at_once_read_a_series_once(tmp_path):
             thread.join()
     assert len(reads) == 1
     assert [answer["values"] for _, answer in answers] == 8 * [[[1.0]]]
-
-
-def test_the_modules_of_the_page_import_each_other_in_one_direction():
-    imported = {
-        path.name: re.findall(r'^import .* from "\./(.*)";$', path.read_text(), re.MULTILINE)
-        for path in STATIC.glob("*.js")
-    }
-    order = list(TopologicalSorter(imported).static_order())  # raises CycleError for a circle
-    assert order[-1] == "index.js"
 
 
 @pytest.mark.spawns

@@ -23,6 +23,7 @@ def sick(logs):
 def test_verdicts_are_those_of_the_monitor(sick):
     assert sick.verdicts == tuple(Verdict(**verdict) for verdict in VERDICTS)
     assert sick.headline.startswith("1 alarm and 1 note")
+    assert repr(sick).startswith("ReadRun('sick': 1 alarm and 1 note in 75 layers")
 
 
 def test_what_a_verdict_follows_from_is_read(tmp_path):
@@ -35,29 +36,20 @@ def test_what_a_verdict_follows_from_is_read(tmp_path):
 
 def test_readings_are_arrays_of_layers_by_steps(sick):
     activations, gradients = sick_values(layers_of())
-    assert list(sick.readings) == [
-        "health/activation_rms",
-        "health/gradient_rms",
-        "train/activation/std",
-        "train/gradient/std",
-    ]
+    health, logged = ["health/activation_rms", "health/gradient_rms"], ["train/activation/std", "train/gradient/std"]
+    assert list(sick.readings) == health + logged
     read_back = sick.readings["train/gradient/std"]
+    assert repr(read_back) == "Measured(75 layers, 60 steps, from step 0 to 118)"
     order = [NAMES.index(name) for name in read_back.layers]
     assert read_back.steps.tolist() == list(STEPS)
     np.testing.assert_array_equal(read_back.values, gradients.astype(np.float32)[order])
-    np.testing.assert_array_equal(
-        sick.readings["health/activation_rms"][SICK], activations[NAMES.index(SICK)].astype("f4")
-    )
+    measured = sick.readings["health/activation_rms"][SICK]
+    np.testing.assert_array_equal(measured, activations[NAMES.index(SICK)].astype("f4"))
 
 
 def test_no_step_of_a_long_run_is_left_out(tmp_path):
     write(tmp_path / "run", [scalars(step, {"activation_std/a": step}) for step in range(5000)])
     assert read(tmp_path / "run").readings["train/activation/std"]["a"].tolist() == list(range(5000))
-
-
-def test_the_repr_says_what_there_is(sick):
-    assert repr(sick).startswith("ReadRun('sick': 1 alarm and 1 note in 75 layers")
-    assert repr(sick.readings["train/activation/std"]) == "Measured(75 layers, 60 steps, from step 0 to 118)"
 
 
 def test_what_was_not_measured_is_nan(tmp_path):
