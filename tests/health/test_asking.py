@@ -38,26 +38,17 @@ def said(steps, when, *, severity="note"):
     return [(verdict.since, verdict.until) for verdict in judge.verdicts]
 
 
-def test_at_the_first_looks_rules_are_asked_each_time():
+def test_at_the_first_looks_rules_are_asked_each_time_and_later_after_a_few_steps():
     assert asked_at(range(EARLY)) == [*range(EARLY)]
-
-
-def test_later_they_are_asked_after_a_few_steps():
     gaps = {after - before for before, after in itertools.pairwise([EARLY - 1, *LATER])}
     assert gaps == {*STEPS_BETWEEN_ASKING}
 
 
-def test_looks_that_lie_apart_are_all_judged():
+def test_looks_that_lie_apart_or_go_back_and_looks_for_a_rule_of_single_steps_are_all_judged():
     steps = range(0, 40 * FAR, FAR)
     assert asked_at(steps) == [*steps]
-
-
-def test_a_rule_of_single_steps_is_asked_at_every_look():
-    assert asked_at(range(EARLY + 20), at_once=True) == [*range(EARLY + 20)]
-
-
-def test_a_step_that_goes_back_is_judged():
     assert asked_at([*range(EARLY + 8), 0])[-1] == 0
+    assert asked_at(range(EARLY + 20), at_once=True) == [*range(EARLY + 20)]
 
 
 def test_the_window_counts_the_looks_at_which_rules_are_asked():

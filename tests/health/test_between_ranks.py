@@ -15,11 +15,8 @@ def said(*apart):
     return judge.see(replace(look(7, []), apart=apart))
 
 
-def test_nothing_is_said_where_ranks_agree():
+def test_one_look_is_enough_for_an_alarm_and_where_ranks_agree_nothing_is_said():
     assert said() == ()
-
-
-def test_one_look_is_enough_for_an_alarm():
     (verdict,) = said(Apart("net.0.weight", [([0, 2], 5.912), ([1], 20.31)]))
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "net.0", 7)
     assert (
@@ -28,14 +25,10 @@ def test_one_look_is_enough_for_an_alarm():
     )
 
 
-def test_an_rms_has_as_many_digits_as_tell_ranks_apart_and_one_other_weight_is_named():
+def test_an_rms_has_as_many_digits_as_tell_ranks_apart_and_one_other_weight_is_named_and_more_are_counted():
     (verdict,) = said(Apart("w", [([0], 1.0), ([1], 1.00001)]), Apart("b", [([0], 1.0), ([1], 2.0)]))
     assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 1.00001 on rank 1; b differs too")
-
-
-def test_of_many_ranks_and_weights_the_number_is_said():
-    apart = Apart("w", [([*range(9)], 1.0), ([9], 2.0)])
-    (verdict,) = said(apart, apart, apart)
+    (verdict,) = said(*[Apart("w", [([*range(9)], 1.0), ([9], 2.0)])] * 3)
     assert verdict.evidence.endswith("the weight's RMS is 1 on 9 ranks, 2 on rank 9; 2 other weights differ too")
 
 

@@ -41,33 +41,31 @@ def spans(judge: Judge) -> list[tuple[str, int, int | None]]:
     return [(verdict.severity, verdict.since, verdict.until) for verdict in judge.verdicts]
 
 
+def alarm_if(holds: bool) -> str:
+    return "alarm" if holds else "note"
+
+
 def seeing(sees) -> Rule:
     """A rule that sees at each step what a function of its number gives."""
     return Rule("odd", lambda run: [Finding("fc0", "odd", "look", **sees(run.now.step))])
 
 
+TWICE = Rule("odd", lambda run: [Finding("fc0", evidence, "look") for evidence in ("first", "second")])
 SPANS = {
     "one finding of a rule that judges at once": (at(3, at_once=True, severity="alarm"), 20, [("alarm", 3, 3)]),
     "one finding that the rule has seen last": (at(3, is_lasting=True), 4, [("note", 3, None)]),
     "one finding of another rule": (at(3), 4, []),
+    "two findings of one layer at one look": (TWICE, WINDOW - 1, []),
     "what has ended": (at(3, 4, 5), 20, [("note", 3, 5)]),
     "two looks of a window and a gap": (at(3, 4, 6, 7, 9, 10), 20, []),
     "a rule that knows better since when": (at(10, 11, 12, since=4), 13, [("note", 4, None)]),
     "a short pause": (at(0, 1, 2, 4, 5), 6, [("note", 0, None)]),
     "what comes back": (at(0, 1, 2, 17, 18, 19), 20, [("note", 0, None)]),
     "what only flickers when it is back": (at(0, 1, 2, 19), 20, [("note", 0, 2)]),
-    "an alarm at two looks": (
-        seeing(lambda step: {"severity": "alarm" if step in (5, 6) else "note"}),
-        20,
-        [("note", 0, None)],
-    ),
-    "an alarm at three looks": (
-        seeing(lambda step: {"severity": "alarm" if step >= 17 else "note"}),
-        20,
-        [("alarm", 0, None)],
-    ),
+    "an alarm at two looks": (seeing(lambda step: {"severity": alarm_if(step in (5, 6))}), 20, [("note", 0, None)]),
+    "an alarm at three looks": (seeing(lambda step: {"severity": alarm_if(step >= 17)}), 20, [("alarm", 0, None)]),
     "an alarm at one look after a note that has lasted": (
-        seeing(lambda step: {"severity": "alarm" if step == 4 else "note", "is_lasting": step < 4}),
+        seeing(lambda step: {"severity": alarm_if(step == 4), "is_lasting": step < 4}),
         5,
         [("note", 0, None)],
     ),
@@ -88,42 +86,23 @@ def test_an_event_that_comes_back_is_the_later_one():
     assert [(v.since, v.batch_idx) for v in verdicts] == [(15, 15)]
 
 
-def test_a_rule_that_raises_is_switched_off_with_one_warning():
-    asked = []
-
-    def judge(run):
-        asked.append(run.now.step)
-        raise ZeroDivisionError("odd")
-
-    with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'broken' is switched off") as warned:
-        judge = judged(Rule("broken", judge), at(3, 4, 5))
-    assert len(warned) == 1
-    assert asked == [0]
-    assert spans(judge) == [("note", 3, 5)]
-
-
 @pytest.mark.parametrize(
     ("judge", "cause"),
     [
+        (lambda run: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda run: ["a string"], "TypeError: the rule yielded 'a string', which is a str, not a hookboard.Finding"),
         (lambda run: None, "TypeError: the rule returned None instead of an iterable"),
         (lambda run: [Finding("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
         (lambda run: run.recent("nope"), "ValueError: unknown quantity 'nope'.*activation_rms, .*test_judge.py, line"),
     ],
 )
-def test_a_rule_that_gives_a_wrong_thing_is_named_with_the_cause(judge, cause):
-    with pytest.warns(HookboardWarning, match=f"HealthMonitor's rule 'wrong' is switched off .*{cause}"):
-        run = judged(Rule("wrong", judge), at(3, 4, 5), steps=6)
+def test_a_rule_that_raises_or_gives_a_wrong_thing_is_switched_off_with_one_warning_of_the_cause(judge, cause):
+    asked = []
+    wrong = Rule("wrong", lambda run: asked.append(run.now.step) or judge(run))
+    with pytest.warns(HookboardWarning, match=f"HealthMonitor's rule 'wrong' is switched off .*{cause}") as warned:
+        run = judged(wrong, at(3, 4, 5), steps=6)
+    assert (len(warned), asked) == (1, [0])
     assert spans(run) == [("note", 3, None)]
-
-
-def test_two_findings_of_one_layer_at_one_look_are_one():
-    def judge(run):
-        yield Finding("fc0", "first", "look")
-        yield Finding("fc0", "second", "look")
-
-    judge = judged(Rule("odd", judge), steps=WINDOW - 1)
-    assert judge.verdicts == ()
 
 
 def test_what_looks_show_after_a_finding_from_outside_is_the_same_event():
@@ -152,8 +131,8 @@ def test_of_equal_events_from_outside_the_first_is_told_until_the_last():
 
 def test_two_events_from_outside_are_two_verdicts():
     judge = judged(at(name="nonfinite"))
-    judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm"), step=3)
-    judge.add("nonfinite", Finding("head", "NaN", "look", "alarm"), step=9)
+    for module, step in (("fc1", 3), ("head", 9)):
+        judge.add("nonfinite", Finding(module, "NaN", "look", "alarm"), step)
     assert {(v.module, v.since) for v in judge.verdicts} == {("fc1", 3), ("head", 9)}
 
 
@@ -177,22 +156,19 @@ def test_worst_is_first():
 
 
 EVERY = range(20)
+OUTPUTS = [looks.reading(name, "output", [looks.row()] * 8) for name in LAYERS]
 
 
-def test_of_two_faults_each_has_the_effects_that_are_nearest_to_it():
+def test_of_two_faults_each_has_the_effects_that_are_nearest_to_it_as_notes_that_say_so():
     def in_each(*modules):
         return lambda run: (Finding(module, "it is", "look", "alarm") for module in modules)
 
     judge = judged(Rule("dead_units", in_each("act0", "act1")), Rule("no_gradient", in_each("fc0", "fc1")))
     causes = {v.module: v.follows_from for v in judge.verdicts if v.rule == "no_gradient"}
     assert causes == {"fc0": ("dead_units", "act0"), "fc1": ("dead_units", "act1")}
-
-
-def test_an_alarm_that_another_explains_is_a_note_that_says_so():
-    judge = judged(alarm("dead_units", "act0"), alarm("no_gradient", "fc0"))
-    assert [(v.severity, v.rule) for v in judge.verdicts] == [("alarm", "dead_units"), ("note", "no_gradient")]
-    assert "it follows from dead_units in act0" in judge.verdicts[1].evidence
-    assert [v.follows_from for v in judge.verdicts] == [None, ("dead_units", "act0")]
+    assert [v.severity for v in judge.verdicts] == ["alarm", "alarm", "note", "note"]
+    assert [v.follows_from for v in judge.verdicts[:2]] == [None, None]
+    assert "it follows from dead_units in act" in judge.verdicts[2].evidence
 
 
 def alarm(name: str, module: str = "fc0", steps=EVERY, **options) -> Rule:
@@ -245,8 +221,7 @@ OF_TWO = {
 def test_of_two_faults_the_one_that_the_other_explains_is_a_note(rules, expected):
     judge = Judge(rules, LAYERS, WINDOW)
     for step in EVERY:
-        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
-        judge.see(looks.look(step, readings, stepped={"fc0.weight": Stepped("SGD", 0.1, True)}))
+        judge.see(looks.look(step, OUTPUTS, stepped={"fc0.weight": Stepped("SGD", 0.1, True)}))
     assert [(v.severity, v.rule) for v in judge.verdicts] == expected
 
 
@@ -332,17 +307,13 @@ def asked_at(name: str, of: str, asked: list[tuple[str, int]], *steps: int) -> R
 
 def test_when_an_evaluation_ends_the_rules_that_judge_it_are_asked_and_no_others():
     asked = []
-    judge = judged(asked_at("steps", "look", asked), asked_at("both", "evaluation", asked), steps=2)
+    judge = Judge([asked_at("steps", "look", asked), asked_at("both", "evaluation", asked, 0)], LAYERS, WINDOW)
+    judge.see_evaluation(Look(0, 0, looks.readings_of([])))
+    assert (asked, judge.verdicts) == ([], ()), "before the first step"
+    for step in range(2):
+        judge.see(looks.look(step, []))
     judge.see_evaluation(Look(7, 0, looks.readings_of([])))
     assert asked == [("steps", 0), ("both", 0), ("steps", 1), ("both", 1), ("both", 1)]
-
-
-def test_an_evaluation_before_the_first_step_is_not_judged():
-    asked = []
-    judge = Judge([asked_at("both", "evaluation", asked, 0)], LAYERS, WINDOW)
-    judge.see_evaluation(Look(0, 0, looks.readings_of([])))
-    assert judge.verdicts == ()
-    assert asked == []
 
 
 def test_evaluations_do_not_end_what_other_rules_have_seen():
@@ -436,7 +407,7 @@ def test_an_alarm_is_not_taken_back_because_a_loss_that_is_stuck_crosses_the_bor
     for step in range(270):
         # It stays within 4 to 6 % below its start and below chance, which is 2.08: 5 % is the border.
         level = 2.08 * (0.96 if step // 30 % 2 else 0.94) if step > 3 else 2.08
-        judge.see(looks.look(step, [looks.reading(name, "output", [looks.row()] * 8) for name in LAYERS], [level]))
+        judge.see(looks.look(step, OUTPUTS, [level]))
         if step == 115:
             assert judge.run.losses.is_stuck
     assert not judge.run.losses.is_harmed
@@ -447,8 +418,7 @@ def test_a_note_that_was_an_alarm_says_so():
     judge = Judge([soft("odd")], LAYERS, WINDOW)
     said = []
     for step in range(120):
-        readings = [looks.reading(name, "output", [looks.row()]) for name in LAYERS]
-        judge.see(looks.look(step, readings, [1.0 if step < 20 else 9.0 if step < 60 else 0.1]))
+        judge.see(looks.look(step, OUTPUTS, [1.0 if step < 20 else 9.0 if step < 60 else 0.1]))
         said += judge.verdicts
     first = next(i for i, verdict in enumerate(said) if verdict.severity == "alarm")
     assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
@@ -477,7 +447,7 @@ HARMED, FALLING = [1.0] * 20 + [9.0] * 40, [2.0 * 0.97**step for step in range(6
 def test_what_the_loss_does_to_a_finding_that_is(rule, losses, expected):
     judge = Judge([rule], LAYERS, WINDOW)
     for step, loss in enumerate(losses):
-        judge.see(looks.look(step, [looks.reading(name, "output", [looks.row()]) for name in LAYERS], [loss]))
+        judge.see(looks.look(step, OUTPUTS, [loss]))
     assert [(v.severity, v.until, "previously an alarm" in v.evidence) for v in judge.verdicts] == expected
 
 

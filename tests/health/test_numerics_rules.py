@@ -9,7 +9,13 @@ import torch
 from health import looks
 from health.trainings import LAYERS, WEIGHTS, falling, findings, judged, of, places, stuck, training, typed
 
-from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
+from hookboard.health.rules.numerics import (
+    FLOAT16_HEADROOM_FACTOR,
+    SWALLOWED_SHARE_NOTE,
+    UNDERFLOW_SHARE_NOTE,
+    Nonfinite,
+    before_nonfinite,
+)
 from hookboard.measure.row import Histogram, Moments
 from hookboard.model.sites import Site
 from hookboard.tracing.questions import RULES
@@ -46,43 +52,37 @@ def verdict_of(change: dict, losses=None):
     return judge.verdicts[0]
 
 
-def test_a_nan_in_forward_is_named_at_the_first_layer_with_its_step_and_batch():
-    change = {(name, "output"): bad(name, "output", nan=5) for name in ("fc1", "act1", "head")}
-    verdict = verdict_of(change)
-    assert (verdict.severity, verdict.module, verdict.since, verdict.batch_idx) == ("alarm", "fc1", 6, 6)
-    assert "(forward)" in verdict.evidence
-    assert "the output of the layer before it, 'act0', was finite" in verdict.evidence
+def nan_of(role, *names):
+    return {(name, role): bad(name, role, nan=5) for name in names}
 
 
-def test_a_first_layer_whose_input_is_not_finite_says_so():
-    change = {(name, "output"): bad(name, "output", nan=5) for name in LAYERS}
-    verdict = verdict_of({**change, ("fc0", "input"): bad("fc0", "input", posinf=1)})
-    assert verdict.module == "fc0"
-    assert "not finite either" in verdict.evidence
+LATER = [*falling(7), *[math.nan] * 5]
+EVENTS = {
+    "in forward": (
+        nan_of("output", "fc1", "act1", "head"),
+        "fc1",
+        "(forward)",
+        "the output of the layer before it, 'act0', was finite",
+    ),
+    "in the input": (nan_of("output", *LAYERS) | nan_of("input", "fc0"), "fc0", "(forward)", "not finite either"),
+    "in the loss": (nan_of("grad_output", "head"), "", "", "although all outputs are finite"),
+    "where the gradient was still finite": (nan_of("grad_output", "fc0", "act0", "fc1"), "act1", "(backward)", ""),
+    "in the gradient of a weight": (nan_of("parameter_grad", "fc1.weight"), "fc1", "(backward)", ""),
+    "in an update": (
+        nan_of("parameter_update", "fc1.weight"),
+        "fc1",
+        "of the update of fc1.weight, with finite gradients",
+        "",
+    ),
+}
 
 
-def test_a_loss_that_is_not_finite_though_all_outputs_are_is_the_fault_of_the_loss():
-    verdict = verdict_of({("head", "grad_output"): bad("head", "grad_output", nan=5)})
-    assert verdict.module == ""
-    assert "although all outputs are finite" in verdict.evidence
-
-
-@pytest.mark.parametrize(
-    ("change", "layer", "words"),
-    [
-        ({(n, "grad_output"): bad(n, "grad_output", nan=5) for n in ("fc0", "act0", "fc1")}, "act1", "(backward)"),
-        ({("fc1.weight", "parameter_grad"): bad("fc1.weight", "parameter_grad", nan=1)}, "fc1", "(backward)"),
-        (
-            {("fc1.weight", "parameter_update"): bad("fc1.weight", "parameter_update", nan=1)},
-            "fc1",
-            "of the update of fc1.weight, with finite gradients",
-        ),
-    ],
-    ids=["where the gradient was still finite", "at the layer of the weight", "with the pass of the optimizer"],
-)
-def test_a_nan_behind_the_loss_is_named(change, layer, words):
-    verdict = verdict_of(change, [*falling(7), *[math.nan] * 5])
-    assert verdict.module == layer
+@pytest.mark.parametrize(("change", "layer", "during", "words"), EVENTS.values(), ids=EVENTS)
+def test_a_nan_is_named_at_the_first_layer_with_its_step_and_batch(change, layer, during, words):
+    is_behind = not any(role in ("output", "grad_output") and name == "head" for name, role in change)
+    verdict = verdict_of(change, LATER if is_behind else None)
+    assert (verdict.severity, verdict.module, verdict.since, verdict.batch_idx) == ("alarm", layer, 6, 6)
+    assert during in verdict.evidence
     assert words in verdict.evidence
 
 
@@ -177,3 +177,27 @@ def test_numbers_near_the_largest_or_below_the_normal_range_of_float16_are_named
     for one in (large, in_half("fc1", "grad_output", 1e-2, times * UNDERFLOW_SHARE_NOTE)):
         change = {(one.site.name, one.site.role): one}
         assert places(findings(PRECISION, training(change=lambda step, change=change: change))) == said
+
+
+def event(step=3, during="forward", **options):
+    return Nonfinite("net", during, step, 7, "It broke.", "Fix it.", **options)
+
+
+def test_the_finding_is_an_alarm_of_its_step_and_batch():
+    found = event().finding
+    assert (found.module, found.severity, found.since, found.batch_idx) == ("net", "alarm", 3, 7)
+
+
+def test_events_come_by_step_and_of_one_step_those_with_a_place_first():
+    given = [event(4), event(2, is_located=False), event(2, during="backward"), event(2)]
+    assert sorted(given, key=lambda one: one.order) == [given[3], given[2], given[1], given[0]]
+
+
+def test_the_table_of_what_was_before_has_a_row_for_each_site_and_names_the_batch_in_words():
+    given = [replace(looks.reading("", "input", [looks.row()]), site=Site("", "input", index)) for index in ("", "1")]
+    given.append(looks.reading("a.b", "output", [looks.row(mean=3, deviation=4)]))
+    given.append(looks.reading("a", "output", [looks.row(count=0, mean=math.nan, nonfinite=4)]))
+    lines = before_nonfinite(looks.look(5, given)).splitlines()
+    assert lines[2].startswith("| layer or parameter | values |")
+    assert [line.split("|")[1].strip() for line in lines[4:6]] == ["the batch", "tensor 1 of the batch"]
+    assert lines[6:8] == ["| a.b | output | 5 | -9 | 15 |  |  |", "| a | output |  |  |  | 4 |  |"]

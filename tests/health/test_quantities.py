@@ -6,10 +6,12 @@ import math
 import numpy as np
 import torch
 from health.looks import look, reading, row
+from health.runs import linear, noise, outputs, weights, without_weights
 from oracle import normal
 
 from hookboard.health.arrays import COLUMN_OF, QUANTITIES, SPOILED, LayerArrays, LookArrays, numbers_of
 from hookboard.health.look import Look
+from hookboard.health.robust import medians, percentiles
 from hookboard.health.run import COURSE_COLUMNS, RECENT_LOOKS, Run
 from hookboard.measure.statistics import plan
 from hookboard.measure.table import Table
@@ -122,3 +124,31 @@ def test_layers_in_another_order_keep_their_numbers():
     assert [layer.name for layer in run.layers] == ["b", "c", "a"]
     for numbers in (run.recent("activation_rms"), run.course("activation_rms")):
         np.testing.assert_equal(numbers, [[0, 2, 4], [math.nan] * 3, [math.nan] * 3])
+
+
+CHAIN = LayerArrays([linear("a"), without_weights("relu"), linear("b", takes=4)])
+
+
+def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
+    rows = LookArrays(look(0, [outputs("b", noise(8))]), CHAIN).rows["output"]
+    assert rows.is_there.tolist() == [False, False, True]
+    assert rows.count.tolist() == [0, 0, 800]
+    assert rows.nonfinite.tolist() == [0, 0, 0]
+    assert np.isnan(rows.rms).tolist() == [True, True, False]
+
+
+def test_weights_that_were_0_before_the_first_step_are_known_though_their_bias_was_not():
+    zero, bias = [row(deviation=0.0, zeros=100)] * 8, [row(mean=1.0)]
+    began = [reading("b.weight", "parameter_before", zero), reading("b.bias", "parameter_before", bias)]
+    assert LookArrays(look(0, [*weights("a"), *began]), CHAIN).began_at_zero.tolist() == [False, False, True]
+
+
+def test_percentiles_and_medians_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3, 10, 62, 257):
+        values = np.sort(rng.lognormal(size=count))
+        assert percentiles(values.tolist(), (10, 50, 90)) == np.percentile(values, [10, 50, 90]).tolist()
+    values = np.random.default_rng(0).normal(size=(5, 4))
+    values[2, 1] = math.nan
+    for columns in (3, 4):
+        np.testing.assert_array_equal(medians(values[:, :columns]), np.median(values[:, :columns], axis=1))
