@@ -66,19 +66,19 @@ def test_a_learned_prompt_that_runs_last_is_the_same_for_all_samples_by_design(f
     assert bool(findings(COLLAPSED, run)) is fires
 
 
-def test_a_single_number_far_from_0_is_healthy():
+ONE_SAMPLE = [row(1, 1.0, 0.0), row(1, -1.0, 0.0)]
+SOFTMAX_BEHIND = [*CHAIN[:2], Layer("softmax", "Softmax", "other")]
+FEW = {
     # A year: 2000, give or take 1.
-    read = [outputs("fc0", noise(8)), outputs("fc1", noise(8)), outputs("fc2", [row(100, 2000.0, 1.0)])]
-    assert not findings(COLLAPSED, run_of(CHAIN[:3], lambda n: read, losses=harmed))
+    "a single number far from 0": (CHAIN[:3], [outputs("fc1", noise(8)), outputs("fc2", [row(100, 2000.0, 1.0)])]),
+    "one sample": (CHAIN, [outputs(name, ONE_SAMPLE) for name in NAMES[1:]]),
+    "what a softmax makes of the answers": (
+        SOFTMAX_BEHIND,
+        [*answers([1], NAMES[1:2]), outputs("softmax", [row(100, 0.1, 1e-4) for _ in range(10)])],
+    ),
+}
 
 
-def test_one_sample_tells_nothing():
-    rows = [row(1, 1.0, 0.0), row(1, -1.0, 0.0)]
-    read = [outputs("fc0", noise(8)), *(outputs(name, rows) for name in NAMES[1:])]
-    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: read, losses=harmed))
-
-
-def test_what_a_softmax_makes_of_the_answers_is_no_matter():
-    softmax = Layer("softmax", "Softmax", "other")
-    read = [*answers([1, 1], NAMES[:2]), outputs("softmax", [row(100, 0.1, 1e-4) for _ in range(10)])]
-    assert not findings(COLLAPSED, run_of([*CHAIN[:2], softmax], lambda n: read, losses=harmed))
+@pytest.mark.parametrize(("layers", "read"), FEW.values(), ids=FEW)
+def test_nothing_is_said_of(layers, read):
+    assert not findings(COLLAPSED, run_of(layers, lambda n: [outputs("fc0", noise(8)), *read], losses=harmed))

@@ -10,12 +10,8 @@ from health.trainings import LAYERS, seen, training
 
 from hookboard.health.judge import Judge
 from hookboard.health.look import Loss
-from hookboard.health.rules.evaluation import (
-    GAP_BEGIN,
-    GAP_NOTE,
-    OTHER_DATA_GAP,
-    STRANGE_STATISTICS_DISTANCE,
-)
+from hookboard.health.rules.evaluation import GAP_BEGIN, GAP_NOTE, OTHER_DATA_GAP
+from hookboard.health.rules.evaluation import STRANGE_STATISTICS_DISTANCE as STRANGE
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, Running, StageComparison
 from hookboard.measure.row import FIELDS
@@ -173,7 +169,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0), losses=()):
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
-    (finding,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
+    (finding,) = compared({"bn": times * STRANGE}, {"bn": 2 * STRANGE})
     assert (finding.module, finding.severity) == ("fc1", severity)
     assert ("running statistics of bn match none of the recent batches" in finding.evidence) is (severity == "alarm")
 
@@ -187,19 +183,14 @@ def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
 @pytest.mark.parametrize(("left", "severity"), [(6.1, "note"), (6.3, "alarm")])
 def test_running_statistics_on_their_way_are_an_alarm_if_they_need_longer_than_the_run_so_far(left, severity):
     """From 8 to 6.2 in 20 steps: it would take another 58 to come to 1, and the run is at step 59."""
-    (finding,) = compared(
-        {"bn": 8 * STRANGE_STATISTICS_DISTANCE}, {"bn": left * STRANGE_STATISTICS_DISTANCE}, losses=[9.0, 9.0]
-    )
+    (finding,) = compared({"bn": 8 * STRANGE}, {"bn": left * STRANGE}, losses=[9.0, 9.0])
     assert finding.severity == severity
     on_their_way = "of the recent batches, but they have come closer since the previous validation"
     assert (on_their_way in finding.evidence) is (severity == "note")
 
 
 def test_the_same_norm_must_be_strange_in_both_evaluations():
-    one, other = (
-        {"bn": 2 * STRANGE_STATISTICS_DISTANCE, "bn2": 0.0},
-        {"bn": 0.0, "bn2": 2 * STRANGE_STATISTICS_DISTANCE},
-    )
+    one, other = {"bn": 2 * STRANGE, "bn2": 0.0}, {"bn": 0.0, "bn2": 2 * STRANGE}
     assert [s.severity for s in compared(one, other)] == ["note"]
     assert [s.severity for s in compared(one, one)] == ["alarm"]
 

@@ -12,10 +12,7 @@ from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged,
 from hookboard.health.judge import Judge
 from hookboard.health.look import Look, Loss
 from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK
-from hookboard.health.rules.learning import (
-    ANSWER_SPREAD_MIN,
-    ANSWER_SPREAD_SHARE_MIN,
-)
+from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN
 from hookboard.health.run import Run, StepFacts
 from hookboard.model.layers import Layer
 from hookboard.tracing.questions import RULES
@@ -38,6 +35,7 @@ def followed(share: float) -> list[float]:
     return [*losses[:61], *[usual + share * (40.0 - usual)] * 4, *stuck(55)]
 
 
+RISES, NOISE = np.linspace(0.5, 2.3, 60), np.random.default_rng(0).standard_t(5, 500)
 NEARLY_CONSTANT = [1.0 + 1e-4 * (i % 2) for i in range(59)]
 SPIKES = {
     "that does no harm": (spiked(100, 60, 40.0), 1, [("note", 60, 60)]),
@@ -46,16 +44,8 @@ SPIKES = {
     # As where other data come in a curriculum.
     "before losses that are as high": (followed(1.1 * SPIKE_ALONE_SHARE), 1, [("note", 60, 60)]),
     "before losses that are not as high": (followed(0.9 * SPIKE_ALONE_SHARE), 1, [("alarm", 60, 60)]),
-    "after harm": (
-        [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)],
-        1,
-        [("note", 120, 120)],
-    ),
-    "within the noise": (
-        falling(50) + [1.0 + 0.1 * float(x) for x in np.random.default_rng(0).standard_t(5, 500)],
-        5,
-        [],
-    ),
+    "after harm": ([*np.linspace(2.3, 0.5, 60), *RISES, 50.0, *stuck(60)], 1, [("note", 120, 120)]),
+    "within the noise": (falling(50) + [1.0 + 0.1 * float(x) for x in NOISE], 5, []),
     "by less than half": ([*NEARLY_CONSTANT, 1.4], 1, []),
     "by more than half": ([*NEARLY_CONSTANT, 1.6], 1, [("note", 59, 59)]),
 }
@@ -179,15 +169,11 @@ def answered(deviation: float, size: float):
     return places(findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))))
 
 
-def test_small_answers_that_differ_by_a_share_of_their_size_speak():
+@pytest.mark.parametrize(("times", "said"), [(1.03, [("", "alarm")]), (0.97, [])])
+def test_answers_that_differ_by_a_share_of_their_size_speak_and_large_ones_by_a_smaller_share(times, said):
     small = ANSWER_SPREAD_MIN / 2
-    assert answered(small, size=small / (1.03 * ANSWER_SPREAD_SHARE_MIN)) == [("", "alarm")]
-    assert answered(small, size=small / (0.97 * ANSWER_SPREAD_SHARE_MIN)) == []
-
-
-def test_large_answers_that_differ_by_a_smaller_share_speak_too():
-    assert answered(1.03 * ANSWER_SPREAD_MIN, size=2.0) == [("", "alarm")]
-    assert answered(0.97 * ANSWER_SPREAD_MIN, size=2.0) == []
+    assert answered(small, size=small / (times * ANSWER_SPREAD_SHARE_MIN)) == said
+    assert answered(times * ANSWER_SPREAD_MIN, size=2.0) == said
 
 
 @pytest.mark.parametrize(("third", "is_classifier"), [(-0.02, True), (0.02, False)])
@@ -337,14 +323,15 @@ def test_a_validation_loss_that_rises_while_that_in_training_falls_is_a_note_sin
 
 
 @pytest.mark.parametrize(
-    "values",
-    [[2.2, 2.0, 1.8, 1.6, 1.5], [2.2, 1.0, 1.2, 0.9, 1.3, 1.0], [1.0, 0.001, 0.002, 0.004, 0.004], [2.0, 3.0, 4.0]],
-    ids=["falls", "is noisy", "near 0", "too few"],
+    ("values", "losses"),
+    [
+        ([2.2, 2.0, 1.8, 1.6, 1.5], None),
+        ([2.2, 1.0, 1.2, 0.9, 1.3, 1.0], None),
+        ([1.0, 0.001, 0.002, 0.004, 0.004], None),
+        ([2.0, 3.0, 4.0], None),
+        ([2.2, 2.5, 2.8, 3.1, 3.4], [1.0 + 0.1 * step for step in range(50)]),
+    ],
+    ids=["falls", "is noisy", "near 0", "too few", "rises with that in training"],
 )
-def test_nothing_is_said_of_a_validation_loss_that_falls_or_hardly_rises(values):
-    assert validated(values) == ()
-
-
-def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
-    rising = [1.0 + 0.1 * step for step in range(50)]
-    assert validated([2.2, 2.5, 2.8, 3.1, 3.4], rising) == ()
+def test_nothing_is_said_of_a_validation_loss_that(values, losses):
+    assert validated(values, losses) == ()

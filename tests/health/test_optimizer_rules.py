@@ -274,19 +274,16 @@ def test_a_cut_for_good_is_an_alarm_behind_two_windows_or_twice_the_longest_gap_
     assert [(s.module, s.severity, s.since) for s in last] == [("fc1", "alarm", 20)]
 
 
-def test_a_layer_that_no_gradient_ever_reached_is_cut_at_once():
-    first, *_ = looked(training(1, skipped(0)))
-    assert [(s.module, s.severity, s.since) for s in first] == [("fc1", "alarm", None)]
-
-
-def test_a_cut_that_is_longer_ago_than_numbers_are_kept_still_has_its_step():
-    made = training(120, skipped(*range(20, 120)))
-    assert [(v.module, v.since, v.until) for v in judged([NO_GRADIENT], made).verdicts] == [("fc1", 20, None)]
-
-
-def test_a_gradient_that_came_only_at_the_first_look_is_gone_since_the_second():
-    *_, last = looked(training(2 * WINDOW + 2, skipped(*range(1, 99))))
-    assert [(s.module, s.since) for s in last] == [("fc1", 1)]
+@pytest.mark.parametrize(("count", "first", "since"), [(1, 0, None), (2 * WINDOW + 2, 1, 1), (120, 20, 20)])
+def test_a_cut_is_named_with_its_step_unless_no_gradient_ever_came(count, first, since):
+    """The last one is longer ago than numbers are kept."""
+    made = training(count, skipped(*range(first, 120)))
+    *_, last = looked(made)
+    assert [(s.module, s.severity) for s in last] == [("fc1", "alarm")]
+    if count < 120:
+        assert last[0].since == since
+    else:
+        assert [(v.module, v.since, v.until) for v in judged([NO_GRADIENT], made).verdicts] == [("fc1", since, None)]
 
 
 @pytest.mark.parametrize(("losses", "severity"), [(None, "note"), ([2.3] * 60, "alarm")])

@@ -1,6 +1,6 @@
 """The record of a run's health: what is in it, and when it is written."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -67,14 +67,17 @@ def test_what_was_not_finite_is_infinite_and_what_was_not_measured_is_nan():
     assert np.isnan(values).tolist() == [[False] * 3, [False, False, True], [False, False, True]]
 
 
-def test_all_verdicts_are_in_it_worst_first():
+def test_all_verdicts_are_in_it_worst_first_and_the_quantity_in_which_that_is_seen():
     judge = judge_of()
     see(judge, 0)
     # Rules may give numbers of NumPy.
     verdicts = [Verdict("note", "mine", f"net.{i}", np.int64(i), None, "It is so.", "Leave it.") for i in range(120)]
-    (record,) = records(Page(1).entry(judge.run, verdicts, is_over=True))
+    verdicts.append(replace(verdicts[0], rule="other"))
+    page = Page(1, {"mine": "health/gradient_rms", "other": "health/update_ratio"})
+    (record,) = records(page.entry(judge.run, verdicts, is_over=True))
     assert list(record.verdicts) == [asdict(verdict) | {"rows": []} for verdict in verdicts]
-    assert record.headline.startswith("120 notes in 3 layers, measured only once")
+    assert record.headline.startswith("121 notes in 3 layers, measured only once")
+    assert record.shows == "gradient_rms"
 
 
 def test_each_of_its_cards_has_the_paragraph_of_the_terminal():
@@ -89,15 +92,6 @@ def test_each_of_its_cards_has_the_paragraph_of_the_terminal():
         "note: other in net.0 at step 1: It jumped. Try: Wait.",
     )
     assert len(record.cards) == 2
-
-
-def test_it_says_in_which_quantity_the_worst_verdict_is_seen():
-    judge = judge_of()
-    see(judge, 0)
-    verdicts = [Verdict("note", name, "net.0", 0, None, "It is so.", "Leave it.") for name in ("worst", "other")]
-    page = Page(1, {"worst": "health/gradient_rms", "other": "health/update_ratio"})
-    (record,) = records(page.entry(judge.run, verdicts, is_over=True))
-    assert record.shows == "gradient_rms"
 
 
 def test_it_is_written_at_the_first_look_then_more_and_more_seldom_and_only_the_last_says_that_the_fit_is_over():

@@ -98,25 +98,21 @@ def dying_in_turn(*begins):
     return findings(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
 
 
-def test_a_step_since_which_units_are_silent_is_named_once():
+TURNS = {
     # The third of 8 units, with which the fault begins, falls silent together with most of the others.
-    finding = dying_in_turn(0, 2, 2, 2, 4)
-    assert "at every measurement since step 40 (4 of them by step 20);" in finding.evidence
-
-
-def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_which_they_did():
+    "most at once": ((0, 2, 2, 2, 4), 20, "40 (4 of them by step 20);", "the inputs of this layer up to step 20;"),
     # More than a quarter of the 8 units are dead since the third one died.
-    finding = dying_in_turn(0, 0, 2, 4, 6)
-    assert finding.since == 20
-    assert "act1 (ReLU) have been 0 at every measurement since step 60 (3 of them by step 20);" in finding.evidence
+    "one after the other": ((0, 0, 2, 4, 6), 20, "60 (3 of them by step 20);", "how this layer is initialized"),
+    "most later": ((0, 4, 4, 6), 40, "60 (3 of them by step 40);", "the inputs of this layer up to step 40;"),
+}
 
 
-@pytest.mark.parametrize(
-    ("begins", "advice"),
-    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "the inputs of this layer up to step 40;")],
-)
-def test_the_advice_goes_by_the_step_at_which_most_units_died(begins, advice):
-    assert advice in dying_in_turn(*begins).advice
+@pytest.mark.parametrize(("begins", "since", "steps", "advice"), TURNS.values(), ids=TURNS)
+def test_the_steps_at_which_units_died_are_named_and_the_advice_goes_by_that_of_most(begins, since, steps, advice):
+    finding = dying_in_turn(*begins)
+    assert finding.since == since
+    assert f"act1 (ReLU) have been 0 at every measurement since step {steps}" in finding.evidence
+    assert advice in finding.advice
 
 
 def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large():
