@@ -58,13 +58,7 @@ def tensorboard(logdir, *more):
 
 
 class Tab:
-    """The tab Hookboard in a page of TensorBoard.
-
-    Args:
-        browser: of playwright.
-        address: of TensorBoard.
-        size: of the window.
-    """
+    """The tab Hookboard in a page of TensorBoard at this address."""
 
     def __init__(self, browser, address, size=(1440, 900), state=None, **options):
         self.address = address.rstrip("/")

@@ -212,7 +212,7 @@ def test_only_a_row_with_values_in_one_of_two_runs_is_named(tmp_path, own, other
     assert (answer["rows"], answer["unmatched"]) == (rows, ["one"])
 
 
-def test_a_layer_has_its_own_rows_histograms_and_the_verdicts_on_it_and_on_its_blocks(board):
+def test_a_layer_has_its_own_rows_histograms_and_pictures_and_the_verdicts_on_it_and_on_its_blocks(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
     assert [(series["id"], series["row"]) for series in answer["series"]] == [
         ("health/dead_fraction", "net.9"),  # its RMS was never measured
@@ -225,18 +225,11 @@ def test_a_layer_has_its_own_rows_histograms_and_the_verdicts_on_it_and_on_its_b
         {"tag": "activations/net.9", "stage": "train", "kind": "activation", "row": "net.9"},
         {"tag": "parameters/net.9.weight", "stage": "train", "kind": "parameter", "row": "net.9.weight"},
     ]
-
-
-def test_a_histogram_shows_the_edges_and_counts_of_the_file(board):
-    _, answer = board.ask("histogram", run="nested/recorded", tag="activations/net.9")
-    assert answer["steps"] == [0, 10, 20, 30, 40]
-    assert answer["left"] == 5 * [[-1.0, 0.0, 2.0]]
-    assert answer["right"] == 5 * [[0.0, 2.0, 3.0]]
-    assert answer["counts"] == [[1.0 + step, 0.0, 2.0] for step in range(0, 50, 10)]
-
-
-def test_a_layer_has_its_pictures(board):
-    _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
+    _, drawn = board.ask("histogram", run="nested/recorded", tag="activations/net.9")
+    assert drawn["steps"] == [0, 10, 20, 30, 40]
+    assert drawn["left"] == 5 * [[-1.0, 0.0, 2.0]]
+    assert drawn["right"] == 5 * [[0.0, 2.0, 3.0]]
+    assert drawn["counts"] == [[1.0 + step, 0.0, 2.0] for step in range(0, 50, 10)]
     assert [(p["tag"], p["label"], p["steps"]) for p in answer["pictures"]] == [
         ("cam/net.9/gradcam", "cam gradcam", [0, 20]),
         ("feature_maps/net.9", "feature maps", [0, 20]),

@@ -3,10 +3,11 @@
 import gzip
 import json
 import re
-import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
@@ -88,11 +89,10 @@ def test_a_log_directory_without_runs_of_ours_says_what_to_do_and_does_not_open_
         assert not board.plugin.is_active()
 
 
-def failing(*_, **__):
-    raise NotFoundError("no such experiment")
+FAILING = SimpleNamespace(read_last_scalars=Mock(side_effect=NotFoundError("no such experiment")))
 
 
-@pytest.mark.parametrize("provider", [None, SimpleNamespace(), SimpleNamespace(read_last_scalars=failing)])
+@pytest.mark.parametrize("provider", [None, SimpleNamespace(), FAILING])
 def test_a_provider_that_lacks_something_leaves_the_tab_shut(provider):
     board = asker(provider)
     assert not board.plugin.is_active()
@@ -100,10 +100,7 @@ def test_a_provider_that_lacks_something_leaves_the_tab_shut(provider):
 
 
 def test_a_fault_of_ours_is_said_and_logged(caplog):
-    def broken(*_, **__):
-        raise RuntimeError("a wire is loose")
-
-    board = asker(SimpleNamespace(read_last_scalars=broken))
+    board = asker(SimpleNamespace(read_last_scalars=Mock(side_effect=RuntimeError("a wire is loose"))))
     for _ in range(2):  # what could not be made is made at the next request
         status, answer = board.ask("runs")
         assert status == 500
@@ -115,22 +112,12 @@ def test_many_requests_at_once_read_a_series_once(tmp_path):
     logs.write(tmp_path, [logs.scalars(0, {"activation_std/net": 1.0})])
     with logs.slow(tmp_path) as board:
         provider = board.plugin._provider
-        read, reads = provider.read_scalars, []
-
-        def slowly(*given, **options):
-            reads.append(options)
-            time.sleep(0.1)
-            return read(*given, **options)
-
+        read = provider.read_scalars
+        slowly = Mock(side_effect=lambda *given, **options: time.sleep(0.1) or read(*given, **options))
         provider.read_scalars = slowly
-        answers = []
-        ask = lambda: answers.append(board.ask("map", run=".", series=SERIES))  # noqa: E731
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(reads) == 1
+        with ThreadPoolExecutor(8) as threads:
+            answers = list(threads.map(lambda _: board.ask("map", run=".", series=SERIES), range(8)))
+    assert slowly.call_count == 1
     assert [answer["values"] for _, answer in answers] == 8 * [[[1.0]]]
 
 

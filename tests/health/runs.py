@@ -61,15 +61,7 @@ def run_of(
     losses: Callable[[int], Sequence[float]] | None = None,
     every: int = 10,
 ) -> Run:
-    """A run after so many looks, one in every so many steps.
-
-    Args:
-        given: its layers.
-        readings: what the look of that number reads.
-        count: how many looks.
-        losses: the losses of the steps since the look before.
-        every: the optimizer steps between looks.
-    """
+    """A run after so many looks, one in `every` steps; `losses` gives those of the steps since the look before."""
     run = Run(layers(*given), WINDOW)
     for number in range(count):
         seen = losses(number) if losses else ()

@@ -386,14 +386,13 @@ def test_a_layer_that_is_unfrozen_keeps_the_silence_of_its_units():
     assert (run.silence.layers, run.silence.looks.tolist()) == ({"fc": (4, 4)}, [1] * 4)
 
 
-def case(rule: str, module: str, since: int) -> Case:
-    return Case(rule, module, since, Finding(module, "odd", "look", "alarm"), state="alarm", severity="alarm")
-
-
 def test_verdicts_do_not_explain_each_other_in_a_circle():
     """`dead_units` follows from `activation_scale` or `update_too_large`, and both of these from `dead_units`."""
     found = {"activation_scale": 20, "dead_units": 20, "update_too_large": 0}
-    cases = [case(rule, f"fc{i}", since) for i, (rule, since) in enumerate(found.items())]
+    cases = [
+        Case(rule, f"fc{i}", since, Finding(f"fc{i}", "odd", "look", "alarm"), state="alarm", severity="alarm")
+        for i, (rule, since) in enumerate(found.items())
+    ]
     run = Run(looks.layers(*(linear(f"fc{i}") for i in range(3))), WINDOW)
     run.see(looks.look(0, []))
     for given in itertools.permutations(cases):

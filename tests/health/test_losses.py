@@ -166,14 +166,6 @@ def test_a_loss_that_goes_to_and_fro_across_0_measures_no_error(values, is_mixed
     assert curve(values).is_mixed is is_mixed
 
 
-def test_a_peak_of_a_one_cycle_schedule_is_no_harm():
-    values = falling(300, noise=0.03) + 0.35 * np.exp(-(((np.arange(300) - 120) / 30) ** 2))
-    losses = LossCurve()
-    for i, value in enumerate(values):
-        losses.extend([Loss(i, i, float(value))])
-        assert not losses.has_risen
-
-
 @pytest.mark.parametrize(
     ("values", "reach", "fires"),
     [

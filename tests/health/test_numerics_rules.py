@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from health import looks
-from health.trainings import LAYERS, WEIGHTS, falling, findings, judged, of, places, stuck, training, typed
+from health.trainings import LAYERS, WEIGHTS, falling, findings, judged, of, places, stuck, training
 
 from hookboard.health.rules.numerics import (
     FLOAT16_HEADROOM_FACTOR,
@@ -46,17 +46,10 @@ def nan_from(step: int, steps: int = 12):
     return [*falling(step), *[math.nan] * (steps - step)]
 
 
-def verdict_of(change: dict, losses=None):
-    judge = judged([NONFINITE], training(12, all_bad_from(6, change), losses=losses or nan_from(6)))
-    assert len(judge.verdicts) == 1
-    return judge.verdicts[0]
-
-
 def nan_of(role, *names):
     return {(name, role): bad(name, role, nan=5) for name in names}
 
 
-LATER = [*falling(7), *[math.nan] * 5]
 EVENTS = {
     "in forward": (
         nan_of("output", "fc1", "act1", "head"),
@@ -80,7 +73,8 @@ EVENTS = {
 @pytest.mark.parametrize(("change", "layer", "during", "words"), EVENTS.values(), ids=EVENTS)
 def test_a_nan_is_named_at_the_first_layer_with_its_step_and_batch(change, layer, during, words):
     is_behind = not any(role in ("output", "grad_output") and name == "head" for name, role in change)
-    verdict = verdict_of(change, LATER if is_behind else None)
+    made = training(12, all_bad_from(6, change), losses=nan_from(7 if is_behind else 6))
+    (verdict,) = judged([NONFINITE], made).verdicts
     assert (verdict.severity, verdict.module, verdict.since, verdict.batch_idx) == ("alarm", layer, 6, 6)
     assert during in verdict.evidence
     assert words in verdict.evidence
@@ -123,7 +117,7 @@ def half(dtype, share: float, *names: str):
         for weight in LAYERS[name].weights:
             still = looks.row(1000, 0.0, 1e-4, zeros=1000 * share)
             changes[weight, "parameter_update"] = looks.reading(weight, "parameter_update", [still])
-            changes[weight, "parameter_before"] = typed(of(weight, "parameter_before", 0.1), dtype)
+            changes[weight, "parameter_before"] = replace(of(weight, "parameter_before", 0.1), dtype=dtype)
             gradient = looks.row(1000, 0.0, 0.01)
             changes[weight, "parameter_grad"] = looks.reading(weight, "parameter_grad", [gradient])
     return changes
@@ -168,7 +162,7 @@ def in_half(name: str, role: str, largest: float, tiny_share: float | None = Non
         counts = [500 * (1 - tiny_share), 1000 * tiny_share, 500 * (1 - tiny_share)]
         histogram = Histogram(edges=np.array(edges), counts=np.array(counts))
     one = of(name, role, 1.0)
-    return typed(replace(one, site=Site(name, role), moments=moments, histogram=histogram), torch.float16)
+    return replace(replace(one, site=Site(name, role), moments=moments, histogram=histogram), dtype=torch.float16)
 
 
 @pytest.mark.parametrize(("times", "said"), [(1.01, [("fc1", "note")]), (0.99, [])])

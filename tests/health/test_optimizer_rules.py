@@ -17,7 +17,6 @@ from health.trainings import (
     places,
     stuck,
     training,
-    typed,
     zeros,
 )
 
@@ -58,13 +57,6 @@ def without(name):
     return [weight for weight in WEIGHTS if not weight.startswith(name)]
 
 
-def with_rate(rate_of):
-    """Give weights rates of their own."""
-    return lambda look: replace(
-        look, stepped={name: replace(one, rate=rate_of(name, look.step)) for name, one in look.stepped.items()}
-    )
-
-
 def ungraded(*weights):
     return dict.fromkeys((weight, "parameter_grad") for weight in weights)
 
@@ -80,7 +72,12 @@ def edited(**fields):
 
 def of_fc1(rate_of):
     """The rate of fc1 at a step, where that of others is 1e-3."""
-    return {"edit": with_rate(lambda name, step: rate_of(step) if name.startswith("fc1") else 1e-3)}
+
+    def edit(look):
+        rates = {name: rate_of(look.step) if name.startswith("fc1") else 1e-3 for name in look.stepped}
+        return replace(look, stepped={name: replace(one, rate=rates[name]) for name, one in look.stepped.items()})
+
+    return {"edit": edit}
 
 
 def said(rule, options):
@@ -139,7 +136,7 @@ def never_ran(*names):
 FREE = Layer("free", "Linear", "linear", ("free.weight",), frozenset())
 PARTED = looks.layers(LAYERS["fc0"], FREE, LAYERS["fc1"], LAYERS["head"])
 CUT_AROUND = ungraded(*FC0, *FC1) | dict.fromkeys((name, "grad_output") for name in ("fc0", "free", "fc1"))
-IN_HALF = {("fc1.weight", "parameter_before"): typed(of("fc1.weight", "parameter_before", 0.1), torch.bfloat16)}
+IN_HALF = {("fc1.weight", "parameter_before"): replace(of("fc1.weight", "parameter_before", 0.1), dtype=torch.bfloat16)}
 NEIGHBOURS = "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: a step at a learning rate"
 
 CUT = {

@@ -45,10 +45,6 @@ def partly_dead(dead, units=UNITS, count=100):
     return nothing(dead, count) + rectified(units - dead, count=count)
 
 
-def flat(number):
-    return [2.3 - 0.001 * (i % 2) for i in range(10)]
-
-
 def negative(units, count=100):
     return [row(count, mean=-5.0, deviation=1.0) for _ in range(units)]
 
@@ -88,16 +84,6 @@ def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice
     assert finding.since == 50
 
 
-def dying_in_turn(*begins):
-    """What is said of units each of which falls silent at its own look."""
-    alive = UNITS - len(begins)
-
-    def readings(n):
-        return chain([(nothing(1) if n >= at else rectified(1))[0] for at in begins] + rectified(alive))
-
-    return findings(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
-
-
 TURNS = {
     # The third of 8 units, with which the fault begins, falls silent together with most of the others.
     "most at once": ((0, 2, 2, 2, 4), 20, "40 (4 of them by step 20);", "the inputs of this layer up to step 20;"),
@@ -109,7 +95,13 @@ TURNS = {
 
 @pytest.mark.parametrize(("begins", "since", "steps", "advice"), TURNS.values(), ids=TURNS)
 def test_the_steps_at_which_units_died_are_named_and_the_advice_goes_by_that_of_most(begins, since, steps, advice):
-    finding = dying_in_turn(*begins)
+    """Of units each of which falls silent at its own look."""
+
+    def readings(n):
+        dying = [(nothing(1) if n >= at else rectified(1))[0] for at in begins]
+        return chain(dying + rectified(UNITS - len(begins)))
+
+    finding = findings(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
     assert finding.since == since
     assert f"act1 (ReLU) have been 0 at every measurement since step {steps}" in finding.evidence
     assert advice in finding.advice
@@ -165,27 +157,22 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
     assert finding.evidence.startswith("8 of 8 sampled units (of 32) have not been above 0 at any measurement")
 
 
-def spread(share):
-    """Units whose deviation over the samples is this share of their RMS."""
-    return [row(100, mean=(1 - share**2) ** 0.5, deviation=share, low=0.0) for _ in range(UNITS)]
-
-
 @pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
 def test_units_that_are_given_next_to_a_constant_are_not_called_dead(times, fires):
-    # Each of them is on or off for all samples, by chance.
-    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT_INPUT_SPREAD)))
+    # Each of them is on or off for all samples, by chance: their deviation over the samples is this share of their RMS.
+    share = times * FAINT_INPUT_SPREAD
+    given = [row(100, mean=(1 - share**2) ** 0.5, deviation=share, low=0.0)] * UNITS
+    run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=given))
     assert [finding.module for finding in findings(DEAD_UNITS, run)] == (["fc1"] if fires else [])
 
 
-def wide(dead, act1=20):
-    return [*chain(partly_dead(dead, act1))[:2], outputs("fc1", noise(act1)), *chain(partly_dead(dead, act1))[3:]]
-
-
 @pytest.mark.parametrize(
-    ("dead", "losses", "severity"), [(19, falling, "note"), (19, flat, "alarm"), (20, falling, "alarm")]
+    ("dead", "losses", "severity"),
+    [(19, falling, "note"), (19, lambda n: [2.3, 2.299] * 5, "alarm"), (20, falling, "alarm")],
 )
 def test_a_layer_of_which_a_few_units_live_is_a_note_while_the_loss_falls_with_them(dead, losses, severity):
-    (finding,) = findings(DEAD_UNITS, run_of(WIDE, lambda n: wide(dead), losses=losses))
+    readings = chain(partly_dead(dead, 20), fc1=noise(20))
+    (finding,) = findings(DEAD_UNITS, run_of(WIDE, lambda n: readings, losses=losses))
     assert finding.severity == severity
 
 

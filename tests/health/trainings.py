@@ -4,7 +4,6 @@ Of single numbers of a `Run`, without a judge, `runs.py` makes histories.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -78,17 +77,9 @@ def training(
     layers: Mapping[str, Layer] = LAYERS,
     edit: Callable[[Look], Look] = lambda look: look,
 ) -> list[Look]:
-    """The looks of a training.
+    """The looks of a training, one in `every` steps.
 
-    Args:
-        looks_: how many.
-        change: from the step to what is changed.
-        losses: of all steps; left out, a loss that falls.
-        every: steps from look to look.
-        rate: the learning rate, at each step.
-        held: the weights that an optimizer steps.
-        layers: the layers.
-        edit: changes a whole look.
+    `change` gives what readings are changed at a step, `edit` changes a whole look; `losses` are those of all steps.
     """
     losses = falling(looks_ * every) if losses is None else losses
     made = []
@@ -143,7 +134,3 @@ def judged(rules: Sequence[Rule], made: Iterable[Look], layers: Mapping[str, Lay
 def places(found: Iterable[Finding]) -> list[tuple[str, str]]:
     """Module and severity of each finding."""
     return [(finding.module, finding.severity) for finding in found]
-
-
-def typed(one: Reading, dtype: object) -> Reading:
-    return replace(one, dtype=dtype)
