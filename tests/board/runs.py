@@ -58,9 +58,9 @@ HEALTH_RECORD = HealthRecord(
 )
 
 
-def picture_bytes(kind):
+def picture_bytes(kind, width=2):
     stream = io.BytesIO()
-    Image.new("RGB", (2, 2)).save(stream, kind)
+    Image.new("RGB", (width, 2)).save(stream, kind)
     return stream.getvalue()
 
 

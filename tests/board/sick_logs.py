@@ -1,11 +1,10 @@
 """Runs that never were trained, for the tests of the page: first of all a transformer with a sick layer."""
 
-import io
 import math
 
 import numpy as np
 from board.logs import histogram, picture, record, scalars, write
-from PIL import Image
+from board.runs import picture_bytes
 
 from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 from hookboard.health.rule import Verdict
@@ -200,11 +199,5 @@ def write_drawn(folder, names):
     events = [scalars(step, dict.fromkeys([*tags, f"activation_mean/{names[0]}"], 1.0 + step)) for step in COUNTS]
     events += [scalars(20, {f"validate_activation_std/{name}": 7.0}) for name in names if name == "net.1"]
     events += [histogram(step, f"activations/{names[0]}", EDGES, counts) for step, counts in COUNTS.items()]
-    events += [picture(step, f"feature_maps/{names[0]}", png(width)) for step, width in WIDTHS.items()]
+    events += [picture(step, f"feature_maps/{names[0]}", picture_bytes("PNG", width)) for step, width in WIDTHS.items()]
     write(folder, sorted(events, key=lambda event: event.step))
-
-
-def png(width):
-    made = io.BytesIO()
-    Image.new("RGB", (width, 3), "red").save(made, "png")
-    return made.getvalue()

@@ -90,16 +90,13 @@ def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_p
     assert shown[1:] == said[: len(shown) - 1]
 
 
-def test_a_rule_is_explained_in_plain_text(command):
+def test_a_rule_is_explained_in_plain_text_and_if_none_is_given_all_are_listed(command):
     status, (name, *shown), errors = command("explain", "collapsed")
     assert (status, name, errors) == (0, "collapsed", [])
     heads = [line.strip().partition(":")[0] for line in shown if not line.startswith("    ")]
     assert heads == ["Symptom", "Reported as", "Causes", "Fix", "When it is wrong"]
     assert shown[-1] == "  When it is wrong: the output is meant to be nearly the same for every sample."
     assert max(map(len, shown)) <= 100
-
-
-def test_every_rule_has_a_text_and_is_listed_if_none_is_given(command):
     _, shown, _ = command("explain")
     assert {*re.findall(r"\w+", " ".join(line for line in shown if line.startswith(" ")))} == {*RULES}
     assert [name for name in RULES if not {"Symptom", "Reported as", "Fix"} <= explained(name).keys()] == []

@@ -310,7 +310,6 @@ def test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not(tab,
 @pytest.mark.parametrize(
     ("steps", "columns", "shown"),
     [
-        ([0, 19, 39, 59, 79], [3, 3], ["59"]),
         ([0, *range(9, 120, 10)], [0, 12], ["0", "19", "39", "59", "79", "99", "119"]),
         ([*range(100), 10**6], [0, 100], ["0", "20", "40", "60", "80", "1000000"]),
         ([], [0, -1], []),

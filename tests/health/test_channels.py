@@ -40,11 +40,8 @@ def test_a_layer_without_weights_has_its_channels_where_the_one_before_it_has_th
     assert {name: asked(Site(name, role), torch.zeros(2, 4, 5)) for name in names} == EXPECTED
 
 
-def test_a_convolution_without_a_batch_has_its_channels_first():
+def test_a_weight_and_a_convolution_without_a_batch_have_units_first_and_a_vector_or_mere_moments_have_none():
     assert dims()(Site("conv", "output"), torch.zeros(4, 5)) == 0
-
-
-def test_a_weight_has_its_units_first_and_a_vector_or_what_has_only_moments_has_none():
     assert dims()(Site("conv.weight", "parameter_before"), torch.zeros(4, 3, 3)) == 0
     assert dims()(Site("conv.weight", "parameter_grad"), torch.zeros(4, 3, 3)) == 0
     assert dims()(Site("conv.bias", "parameter_before"), torch.zeros(4)) is None

@@ -69,19 +69,12 @@ def test_statistics_of_an_earlier_batch_or_the_average_of_batches_are_known_agai
     assert found.before < 0.2
 
 
-@pytest.mark.parametrize(
-    "layers",
-    [
+def test_nothing_is_known_of_a_norm_that_another_layer_feeds_or_whose_input_is_another_and_of_other_norms():
+    fed, other = (
         [LAYERS[0], Layer("add", "Identity", "other"), LAYERS[1]],
         [LAYERS[0], Layer("bn", "LayerNorm", "norm")],
-    ],
-    ids=["a norm that another layer feeds", "another norm"],
-)
-def test_nothing_is_known_of(layers):
-    assert read(norm(0.0, 1.0), drawn(0), layers=layers) == []
-
-
-def test_a_norm_whose_input_is_not_what_the_layer_before_gave_is_left_out():
+    )
+    assert read(norm(0.0, 1.0), drawn(0), layers=fed) == read(norm(0.0, 1.0), drawn(0), layers=other) == []
     made, x = norm(0.0, 1.0), drawn(0)
     training = [seen(0, x.abs() ** 3, made.train()(x).detach())]
     assert list(running_of(seen(1, x.abs() ** 3, made.eval()(x).detach()), training, LAYERS)) == []
