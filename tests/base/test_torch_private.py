@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
+from toys import compiler_stance
 
 from hookboard.base import torch_private
 
@@ -77,3 +78,52 @@ def test_a_collective_is_refused_before_it_begins():
                     collective(torch.ones(2))
     finally:
         dist.destroy_process_group()
+
+
+# Contexts in which compiled code runs uncompiled.
+
+
+@pytest.fixture
+def runs_compiled():
+    """Tells whether a compiled function runs from its graph."""
+    runs = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            runs.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+
+    def ask():
+        runs.clear()
+        compiled(torch.ones(1))
+        return bool(runs)
+
+    return ask
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("first", [0, 1])
+def test_compiled_code_runs_uncompiled_until_the_last_of_two_contexts_is_left(first, runs_compiled):
+    assert runs_compiled()
+    contexts = [torch_private.run_eagerly(), torch_private.run_eagerly()]
+    for context in contexts:
+        context.__enter__()
+    contexts[first].__exit__(None, None, None)
+    assert not runs_compiled()
+    contexts[1 - first].__exit__(None, None, None)
+    assert runs_compiled()
+
+
+@pytest.mark.parametrize("stance", ["default", "eager_on_recompile", "force_eager"])
+def test_a_stance_that_the_user_had_set_before_is_there_again(stance):
+    with torch.compiler.set_stance(stance):
+        with torch_private.run_eagerly(), torch_private.run_eagerly():
+            assert compiler_stance() == "force_eager"
+        assert compiler_stance() == stance
+        with pytest.raises(ValueError, match="on purpose"), torch_private.run_eagerly():
+            raise ValueError("on purpose")
+        assert compiler_stance() == stance

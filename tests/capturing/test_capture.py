@@ -2,14 +2,16 @@ import gc
 import weakref
 from collections import OrderedDict
 from contextlib import suppress
+from typing import get_args
 
 import pytest
 import torch
-from classifiers import classifier
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from toys import hooked
 
 from hookboard import capture
+from hookboard.capturing.methods import METHODS, Method
 
 ROLES = ("input", "output", "grad_input", "grad_output")
 
@@ -17,10 +19,6 @@ ROLES = ("input", "output", "grad_input", "grad_output")
 def mlp():
     torch.manual_seed(0)
     return nn.Sequential(OrderedDict(first=nn.Linear(4, 8), relu=nn.ReLU(inplace=True), last=nn.Linear(8, 3)))
-
-
-def hooks_on(model):
-    return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
 
 
 # The exercises that the project came from, with the numbers that they print.
@@ -217,7 +215,7 @@ def test_leaving_the_block_leaves_no_hook_and_no_mode(error):
         net(torch.randn(1, 4))
         if error:
             raise error
-    assert hooks_on(net) == []
+    assert not hooked(net)
     assert [module.training for module in net.modules()] == modes
 
 
@@ -243,7 +241,7 @@ def test_two_blocks_on_one_model_do_not_meet():
         net(torch.randn(3, 4))
     assert [call.output.shape[0] for call in outer["first"].calls] == [1, 2, 3]
     assert inner["first"].output.shape[0] == 2
-    assert hooks_on(net) == []
+    assert not hooked(net)
 
 
 # To be read.
@@ -263,29 +261,6 @@ def test_the_summary_and_the_repr_have_a_line_for_each_tensor():
     assert repr(seen).splitlines() == ["Captured:", "  0 (Linear): output (1, 2)", "  1 (ReLU): output (1, 2)"]
 
 
-@pytest.mark.large
-@pytest.mark.filterwarnings("ignore:The default weight initialization")
-@pytest.mark.parametrize("name", ["densenet121", "googlenet", "swin_t"])
-def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
-    torch.manual_seed(0)
-    net = classifier(name).eval()
-    pictures = torch.randn(2, 3, 64, 64)
-    convolutions = [name for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
-    last = [name for name in convolutions if not name.lower().startswith("aux")][-1]
-    with capture(net, last, roles=["output", "grad_output"]) as seen:
-        net(pictures).square().sum().backward()
-
-    kept = []
-
-    def copied(module, args, output):
-        kept.append(output)
-        return output.clone()  # what follows may work in place: autograd.grad is to find the tensor as it was
-
-    net.get_submodule(last).register_forward_hook(copied)
-    (expected,) = torch.autograd.grad(net(pictures).square().sum(), kept[0])
-    assert torch.equal(seen[last].grad_output, expected)
-
-
 def test_after_the_block_nothing_is_kept_and_a_missing_backward_pass_is_said():
     net = nn.Sequential(nn.Linear(2, 2))
     with capture(net, roles=["output", "grad_output"]) as seen:
@@ -296,3 +271,7 @@ def test_after_the_block_nothing_is_kept_and_a_missing_backward_pass_is_said():
     for name in ("0", "hidden"):
         with pytest.raises(LookupError, match=r"call backward\(\) before the block ends"):
             _ = seen[name].grad_output
+
+
+def test_the_type_of_the_method_of_class_activation_maps_names_every_one():
+    assert get_args(Method) == tuple(METHODS)
