@@ -3,6 +3,7 @@
 The cases are rows in which each pair of circumstances meets at least once.
 """
 
+import logging
 import math
 
 import numpy as np
@@ -323,3 +324,22 @@ def test_a_sparse_tensor_that_stores_every_value_has_no_zero_in_its_range(kernel
     values = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     moments = of_one_site(values.to_sparse(), kernel=kernel).moments
     assert (moments.min, moments.max, moments.zeros, moments.count) == (1.0, 5.0, 0.0, 4.0)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_without_the_kernel_alone_one_line_says_what_it_costs_and_how_to_get_it(has_kernel, monkeypatch, caplog):
+    if has_kernel:
+        pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
+    else:
+        monkeypatch.setattr(native, "_native", None)
+    native.report_missing_kernel.cache_clear()
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        for _ in range(2):
+            Table(plan("mean"), torch.device("cpu")).send()()
+    native.report_missing_kernel.cache_clear()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (0 if has_kernel else 1)
+    for line in lines:
+        assert line.startswith("hookboard: the compiled kernel is missing")
+        assert "4 to 17 times as long" in line
+        assert "install a C compiler" in line

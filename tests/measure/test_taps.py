@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import nn
+from toys import encoder, hooked, sequences
 
+from hookboard import capture
 from hookboard.measure.taps import Taps
 from hookboard.model.selection import select
 from hookboard.model.sites import Site
@@ -26,18 +28,14 @@ class Seen(dict):
         return {site.path for site in self if site.role == role}
 
 
-def tapped(modules, roles=("output",)):
+def tapped(modules, roles=("output",), **options):
     seen = Seen()
     if isinstance(modules, nn.Module):
         modules = select(modules)
-    taps = Taps(modules, roles, seen.open)
+    taps = Taps(modules, roles, seen.open, **options)
     taps.attach()
     taps.active = True
     return taps, seen
-
-
-def hooks_on(model):
-    return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
 
 
 class Returns(nn.Module):
@@ -93,7 +91,7 @@ def test_detaching_leaves_no_hook_and_silences_graphs_that_live_on():
     taps.detach()
     seen.clear()
     loss.backward()
-    assert not hooks_on(net)
+    assert not hooked(net)
     assert not seen
 
 
@@ -146,7 +144,7 @@ def test_a_stage_that_ends_leaves_the_hooks_to_the_other(first):
     call(net, 1)
     assert len(seen[Site("0", "output")]) == 1
     staying.detach()
-    assert not hooks_on(net)
+    assert not hooked(net)
 
 
 def added(module, number, **options):
@@ -325,3 +323,39 @@ def test_what_torch_writes_down_of_a_model_in_a_measured_step_holds_nothing_of_o
     taps.active = True
     assert written(net, x) == plain
     taps.detach()
+
+
+# Layers that torch runs as one operation unless a module in them has a hook.
+
+
+def tapped_inside(net):
+    modules = {name: part for name, part in net.named_modules() if name}
+    return tapped(modules, ["input", "output"], model=net)
+
+
+def test_in_evaluation_the_layer_stays_one_operation_and_its_modules_are_named():
+    net, x = encoder().eval(), sequences(3)[0]
+    with torch.no_grad():
+        bare = net(x)
+        taps, seen = tapped_inside(net)
+        assert torch.equal(net(x), bare)
+    assert seen == {}
+    for name in ("layers.0", "layers.0.linear1"):
+        assert "an nn.TransformerEncoderLayer, and all inside it, as one operation" in taps.why_silent(name, "output")
+    taps.detach()
+
+
+def test_an_idle_hook_is_not_on_the_layer():
+    net = encoder()
+    taps, _ = tapped_inside(net)
+    assert "layers.0.linear1" in hooked(net)
+    taps.active = False
+    assert [name for name in hooked(net) if name != "layers"] == []
+    taps.detach()
+
+
+def test_capture_shows_every_module_though_torch_would_call_none():
+    net, x = encoder().eval(), sequences(3)[0]
+    with torch.no_grad(), capture(net) as seen:
+        net(x)
+    assert seen["layers.0.linear1"].output.shape == (3, 5, 16)

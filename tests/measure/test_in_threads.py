@@ -1,5 +1,6 @@
-"""Modules that several threads call at once, as a server or a parallel evaluation does."""
+"""Several threads measure at once, as in a server or a parallel evaluation, while another may flush."""
 
+import sys
 import threading
 
 import pytest
@@ -8,17 +9,19 @@ from oracle import assert_true, normal
 from torch import nn
 
 from hookboard import Statistic
+from hookboard.measure.row import FIELDS
 from hookboard.measure.statistics import FORMULAS, plan
 from hookboard.measure.table import Table
 from hookboard.measure.taps import Taps
 from hookboard.model.selection import select
+from hookboard.model.sites import Site
 
-THREADS, CALLS = 4, 60
+THREADS, CALLS, FLUSHED, CHANNELS = 4, 60, 300, 5
 ROLES = ("input", "output", "grad_input", "grad_output")
 
 
-def in_threads(work):
-    """Runs work(k) in thread k, all at once; an error in one of them is raised here."""
+def in_threads(work, meanwhile=None):
+    """Runs work(k) in thread k, all at once, and `meanwhile` until they end; an error in one of them is raised here."""
     errors = []
     start = threading.Barrier(THREADS)
 
@@ -32,6 +35,8 @@ def in_threads(work):
     threads = [threading.Thread(target=run, args=(k,)) for k in range(THREADS)]
     for thread in threads:
         thread.start()
+    while meanwhile and any(thread.is_alive() for thread in threads):
+        meanwhile()
     for thread in threads:
         thread.join()
     if errors:
@@ -109,3 +114,50 @@ def test_what_a_module_passes_back_to_inputs_that_another_thread_has_made_is_its
     add(*made).sum().backward()
     taps.detach()
     assert {index: grad.tolist() for index, grad in found.items()} == {"0": [1.0, 1.0], "1": [1.0, 1.0]}
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after a microsecond."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def flushed(table, give):
+    """The readings of all flushes that are made without a pause while threads call `give(thread, call)`."""
+    found = []
+
+    def work(k):
+        for call in range(FLUSHED):
+            give(k, call)
+
+    in_threads(work, meanwhile=lambda: found.extend(table.send()().values()))
+    found.extend(table.send()().values())
+    return found
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("samples", [lambda call: 8, lambda call: 4 + call % 7], ids=["of one shape", "of others"])
+def test_the_channels_and_the_histogram_of_a_flush_are_those_of_its_rows(samples):
+    table = Table(plan("mean"), torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1)
+    sites = [Site("a", "output"), Site("b", "output")]
+    tensors = {count: torch.ones(count, CHANNELS) for count in range(4, 11)}
+    found = flushed(table, lambda k, call: table.open(sites[k % 2])(tensors[samples(call)]))
+    for reading in found:
+        assert reading.channels is not None
+        assert reading.channels[:, FIELDS.index("count")].tolist() == [reading.moments.count / CHANNELS] * CHANNELS
+        assert sum(reading.histogram.counts) == reading.moments.count
+    assert sum(r.moments.count for r in found) == THREADS * CHANNELS * sum(map(samples, range(FLUSHED)))
+
+
+@pytest.mark.usefixtures("switching")
+def test_a_site_that_comes_during_a_flush_has_all_its_values():
+    table = Table(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 1)
+    ones = torch.ones(3, CHANNELS)
+    found = flushed(table, lambda k, call: table.open(Site(f"{k}.{call}", "output"))(ones))
+    assert sorted(r.site.name for r in found) == sorted(
+        f"{k}.{call}" for k in range(THREADS) for call in range(FLUSHED)
+    )
+    assert {r.moments.count for r in found} == {ones.numel()}
