@@ -116,12 +116,18 @@ def test_a_compiled_graph_measures_what_eager_does():
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_graph_computes_nothing_that_only_hookboard_needs():
-    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))  # which needs no kernel of its own
+def observed_in_a_graph(net, *roles):
+    """Taps that observe a network which is to be compiled, and their table."""
     table = Table(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output", "grad_output"), table.open, in_graphs=True)
+    taps = Taps(select(net), roles, table.open, in_graphs=True)
     taps.attach()
     taps.active = True
+    return taps, table
+
+
+def test_a_graph_computes_nothing_that_only_hookboard_needs():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))  # which needs no kernel of its own
+    taps, table = observed_in_a_graph(net, "output", "grad_output")
 
     def run(x):
         torch.compile(net, fullgraph=True)(x).backward(torch.ones(3, 4))
@@ -281,25 +287,13 @@ class PerSample(nn.Module):
 def test_a_tensor_that_a_graph_cannot_show_is_named_and_training_goes_on(make, name, cause):
     torch.manual_seed(0)
     net = make()
-    table = Table(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output", "grad_output"), table.open, in_graphs=True)
-    taps.attach()
-    taps.active = True
+    taps, table = observed_in_a_graph(net, "output", "grad_output")
     torch.compile(net, backend="aot_eager")(rows_of_four(0)).sum().backward()
     measured = {(reading.site.name, reading.site.role) for reading in table.send()().values()}
     taps.detach()
     for role in ("output", "grad_output"):
         assert (name, role) not in measured
         assert cause in taps.why_silent(name, role)
-
-
-def observed_in_a_graph(net):
-    """Taps that observe the outputs of a network which is to be compiled, and their table."""
-    table = Table(plan(NAMES), torch.device("cpu"))
-    taps = Taps(select(net), ("output",), table.open, in_graphs=True)
-    taps.attach()
-    taps.active = True
-    return taps, table
 
 
 class Rooted(nn.Module):
@@ -325,7 +319,7 @@ def test_hooks_between_two_graphs_measure_as_eager_ones_do():
 
 def test_extreme_values_of_several_calls_and_dtypes_are_true_in_a_graph():
     net = nn.Sequential(nn.Identity())
-    taps, table = observed_in_a_graph(net)
+    taps, table = observed_in_a_graph(net, "output")
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     for values in ([3e38, -3e38, 1e38, 0.0], [1.0, math.nan, math.inf, -2.0]):
         for part in (given := [torch.tensor(values), torch.tensor(values[:2]).bfloat16()]):
@@ -380,7 +374,7 @@ def test_what_is_changed_in_place_trains_compiled_as_it_does_alone():
 
 def test_a_receiver_whose_taps_are_off_is_forgotten():
     before = dict(graphs._RECEIVERS)
-    taps, _ = observed_in_a_graph(nn.Sequential(nn.ReLU()))
+    taps, _ = observed_in_a_graph(nn.Sequential(nn.ReLU()), "output")
     assert len(graphs._RECEIVERS) == len(before) + 1
     taps.detach()
     assert before == graphs._RECEIVERS
