@@ -273,7 +273,6 @@ THOROUGH = (
     "comparing/test_memory.py",
     "documents/test_site.py",
     "examples/test_command_line.py",
-    "measure/test_launcher.py",
     "measure/test_triton.py",
     "ranks/test_apart.py",
     "ranks/test_drifted.py",

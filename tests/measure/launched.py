@@ -1,4 +1,4 @@
-"""Triton's real launcher over a driver that does nothing: test_launcher.py runs this file, once for each target.
+"""Triton's real launcher over a driver that does nothing: test_triton.py runs this file, once for each target.
 
     python tests/measure/launched.py cuda 90 32
     python tests/measure/launched.py hip gfx942 64

@@ -1,7 +1,8 @@
-"""The Triton kernels without a GPU: their numbers under Triton's interpreter, and what they compile to."""
+"""The Triton kernels without a GPU: their numbers under Triton's interpreter, what they compile to, how they start."""
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -107,3 +108,22 @@ def resources(kernel, folder):
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {name: int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("STACK", "LOCAL")}
     return {**found, "SHARED": kernel.metadata.shared}
+
+
+@pytest.mark.spawns
+@needs_today
+@pytest.mark.parametrize("target", [("cuda", "90", "32"), ("hip", "gfx942", "64")], ids=["NVIDIA", "AMD"])
+def test_a_variant_is_looked_up_once_and_then_launched_as_it_is(target, tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", HERE / "launched.py", *target]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    said = json.loads(run.stdout)
+    assert all(said["worked"]), said
+    assert not said["given up"]
+    assert said["launched"] == 3
+    # The second is not looked up; one that begins elsewhere is another variant. For AMD all are: Triton also compiles
+    # for the size of a tensor's memory.
+    assert said["looked up"] == (2 if target[0] == "cuda" else 3)
+    first, second = said["same numbers"]
+    assert first == second != []
