@@ -4,44 +4,21 @@ import math
 
 import pytest
 import torch
+from callbacks.heard import looks_of
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from toys import ALWAYS, RecordsLoss, Toy, batches, fit, mlp
+from toys import ALWAYS, RecordsLoss, Toy, batches, fit, mlp, scalars
 
 from hookboard import Finding, HealthMonitor, Rule
+from hookboard.board.folders import open_folders
 from hookboard.model.sites import Site
 from hookboard.tracing.questions import RULES
 
 
-def recording():
-    """A rule that keeps every look, and the list that it fills."""
-    looks = []
-    return Rule("recording", lambda run: looks.append(run.now) or ()), looks
-
-
-@pytest.fixture
-def lines(monkeypatch):
-    """What the monitor says in the terminal."""
-    said = []
-    for place in ("reporter.alert", "health_monitor.alert", "numbers.inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.{place}", said.append)
-    return said
-
-
-def looks_of(model, data, **options):
-    rule, looks = recording()
-    fit(None, model, data, HealthMonitor(rules=rule), **options)
-    return looks
-
-
-def test_it_looks_at_the_first_step_and_at_the_trainers_cadence():
-    looks = looks_of(Toy(mlp()), batches(*[4] * 12), log_every_n_steps=5)
-    assert [look.step for look in looks] == [0, 4, 9]
-
-
-def test_each_look_has_the_loss_of_every_step_since_the_one_before():
+def test_it_looks_at_the_first_step_and_at_the_trainers_cadence_with_the_losses_of_all_steps():
     model = RecordsLoss(mlp())
     looks = looks_of(model, batches(*[4] * 10), log_every_n_steps=5)
+    assert [look.step for look in looks] == [0, 4, 9]
     losses = [loss for look in looks for loss in look.losses]
     assert [loss.step for loss in losses] == list(range(10))
     assert [loss.value for loss in losses] == pytest.approx([loss.item() for loss in model.losses], rel=1e-12)
@@ -63,24 +40,19 @@ def test_the_loss_under_a_grad_scaler_carries_no_scale():
     )
 
 
-def test_a_look_has_the_batch_itself():
+def test_a_look_has_the_batch_itself_and_what_the_optimizers_do_with_each_weight():
     data = batches(5)
     (look,) = looks_of(Toy(mlp()), data)
     reading = look.of("", "input")
     assert reading.moments.mean == pytest.approx(data[0].double().mean().item())
     assert reading.channels[:, 1] == pytest.approx(data[0].double().mean(0).numpy())
-
-
-def test_a_look_says_what_the_optimizers_do_with_each_weight():
-    (look,) = looks_of(Toy(mlp()), batches(5))
     assert look.stepped.keys() == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
     assert {(s.optimizer, s.rate, s.is_adaptive) for s in look.stepped.values()} == {("SGD", 0.01, False)}
 
 
 def test_a_validation_loop_is_looked_at():
-    seen = []
-    rule = Rule("recording", lambda run: seen.append(run.evaluation) or ())
-    fit(None, Toy(mlp()), batches(4, 4, 4), HealthMonitor(rules=rule), limit_val_batches=2, val_check_interval=1)
+    options = {"limit_val_batches": 2, "val_check_interval": 1}
+    seen = looks_of(Toy(mlp()), batches(4, 4, 4), keep=lambda run: run.evaluation, **options)
     assert seen[0] is None
     assert Site("net.0", "output") in seen[-1].readings
 
@@ -198,6 +170,25 @@ def test_rare_tokens_of_a_large_embedding_are_well():
     tokens = [(batch[:, 0] > 0).long() + 1 for batch in batches(*[8] * 6)]  # rows 1 and 2; every fourth is measured
     fit(None, Toy(nn.Sequential(nn.Embedding(5000, 32), nn.Linear(32, 3))), tokens, monitor)
     assert monitor.verdicts == ()
+
+
+class Silent(RecordsLoss):
+    """Logs nothing."""
+
+    def log(self, *args, **named):
+        pass
+
+
+@pytest.mark.parametrize(("model", "tag"), [(Silent, "health/loss"), (RecordsLoss, "loss")])
+def test_the_loss_of_each_measured_step_is_written_and_drawn_where_the_model_logs_none(tmp_path, model, tag):
+    trained = model(mlp())
+    fit(tmp_path, trained, batches(*[4] * 8), HealthMonitor(every_n_steps=4), log_every_n_steps=1)
+    values = [float(trained.losses[step]) for step in (0, 3, 7)]
+    assert list(scalars(tmp_path)["health/loss"].values()) == values
+    board, (name,) = open_folders([tmp_path])
+    drawn = board.run(board.logged_run(name))["loss"]
+    assert drawn["tag"] == tag
+    assert tag == "loss" or drawn == {"tag": tag, "steps": [0, 3, 7], "values": values}
 
 
 def test_who_silences_information_still_sees_alarms(caplog):

@@ -1,42 +1,33 @@
 """`HealthMonitor` leaves the run as it is, leaves nothing behind, and stops for no fault of its own."""
 
 import random
+import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from callbacks.heard import alarms_of, looks_of, warnings_of
+from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.plugins.precision import MixedPrecision
 from oracle import rows_of_channels
 from torch import nn
-from toys import ALWAYS, Toy, batches, fit, mlp
+from toys import ALWAYS, Toy, batches, fit, hooked, mlp
 
-from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard import HealthMonitor, HookboardWarning
 from hookboard.callbacks.loss_meter import LossMeter, summed
-from hookboard.callbacks.reporter import Reporter
-from hookboard.health.judge import Judge
-from hookboard.health.page import Page
-from hookboard.measure.table import Table
-from hookboard.tracing.black_box import BlackBox
-
-
-def recording():
-    """A rule that keeps every look, and the list that it fills."""
-    looks = []
-    return Rule("recording", lambda run: looks.append(run.now) or ()), looks
 
 
 class Messy(Toy):
     """Its state moves at each step: dropout, averages, momentum, random numbers of numpy and Python."""
 
-    def __init__(self, stops=None):
+    def __init__(self):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(8, 3))
         super().__init__(net)
-        self.stops, self.losses = stops, []
+        self.losses = []
 
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2 and self.stops is not None:
-            raise self.stops
+    def training_step(self, batch):
         loss = super().training_step(batch) * random.random() + float(np.random.rand())
         self.losses.append(loss.detach().clone())
         return loss
@@ -54,7 +45,7 @@ def trained(folder, *callbacks, **options):
     tensors = [*model.state_dict().values(), *model.losses, torch.get_rng_state()]
     tensors += [value for held in run.optimizers[0].state.values() for value in held.values()]
     drawn = random.getstate(), np.random.get_state()[1].tolist()
-    return [tensor.tolist() for tensor in tensors], drawn, run.global_step
+    return [tensor.tolist() for tensor in tensors], drawn, run.global_step, hooked(model)
 
 
 @pytest.mark.parametrize("options", [{}, {"nonfinite": "late"}, {"every_n_steps": 4}], ids=str)
@@ -64,35 +55,33 @@ def test_the_run_is_the_same_bit_for_bit(tmp_path, options):
     assert mine == trained(tmp_path / "bare", **loops)
 
 
-BROKEN = [
-    *((BlackBox, "begin_batch"), (BlackBox, "_bad_gradients")),
-    *((LossMeter, "add"), (LossMeter, "take")),
-    *((Table, "open"), (Table, "send")),
-    *((Judge, "see"), (Page, "entry"), (Reporter, "close")),
+CALLED = [
+    *("_start", "_prepare", "_attach", "_wants", "open_training", "open_batch", "_before_backward"),
+    *("_after_backward", "_before_optimizer_step", "close_batch", "open_evaluation", "close_evaluation"),
+    *("_end_training", "_end_all"),
 ]
 
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("bare"))
+    return trained(tmp_path_factory.mktemp("bare"), limit_val_batches=1)
 
 
-@pytest.mark.parametrize(("owner", "method"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
-def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(bare, tmp_path, monkeypatch, owner, method):
-    def broken(*args, **kwargs):
-        raise RuntimeError("broken on purpose")
+@pytest.mark.parametrize("method", CALLED)
+def test_a_fault_at_any_point_is_said_once_and_leaves_the_run(bare, tmp_path, monkeypatch, method):
+    def fails(*args, **named):
+        raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(owner, method, broken)
-    with pytest.warns(HookboardWarning, match="broken on purpose") as said:
-        mine = trained(tmp_path / "mine", HealthMonitor())
-    assert len([warning for warning in said if warning.category is HookboardWarning]) == 1
-    assert mine == bare
+    callback, found = HealthMonitor(every_n_steps=1), []
+    monkeypatch.setattr(callback, method, fails)
+    (said,) = warnings_of(lambda: found.append(trained(tmp_path, callback, limit_val_batches=1)))
+    assert re.search("HealthMonitor.*switched off.*a fault of ours", said, re.DOTALL)
+    assert found == [bare]
+    assert torch.overrides._get_current_function_mode_stack() == []
 
 
-def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
-    lines, take = [], LossMeter.take
-    for name in ("alert", "inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
+def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch, lines):
+    take = LossMeter.take
 
     def broken(meter):
         calls.append(meter)
@@ -110,10 +99,7 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
 
 
 @pytest.mark.parametrize("has_logger", [True, False])
-def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, tmp_path, monkeypatch):
-    lines = []
-    for name in ("inform", "alert"):
-        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
+def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, tmp_path, lines):
     fit(tmp_path if has_logger else None, Messy(), batches(*[8] * 3), HealthMonitor(rules=ALWAYS, window=1))
     hint = "  There is no logger, so nothing was written; the HealthMonitor of this run has the verdicts."
     assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)
@@ -130,21 +116,16 @@ def test_layers_that_are_replaced_added_and_removed_are_judged_as_they_are_now()
             if batch_idx == 4:
                 del self.net[5]
 
-    shapes, sizes = [], []
-
     def keep(run):
-        shapes.append({layer.name: (layer.type, layer.shapes.get("net.4.weight")) for layer in run.layers})
         recent = run.recent("activation_rms")
-        sizes.append(dict(zip(shapes[-1], recent, strict=True)))
-        return ()
+        return {layer.name: (layer, sizes) for layer, sizes in zip(run.layers, recent, strict=True)}
 
-    fit(None, Changes(), batches(*[8] * 6), HealthMonitor(rules=Rule("keep", keep)))
-    assert shapes[0]["net.4"] == ("Linear", (3, 8))
-    assert shapes[3]["net.4"] == ("Linear", (5, 8))
-    assert (shapes[3]["net.3"][0], shapes[3]["net.5"][0]) == ("Identity", "Tanh")
-    assert "net.5" not in shapes[5]
+    seen = looks_of(Changes(), batches(*[8] * 6), keep=keep)
+    assert [seen[step]["net.4"][0].shapes["net.4.weight"] for step in (0, 3)] == [(3, 8), (5, 8)]
+    assert [seen[3][name][0].type for name in ("net.3", "net.5")] == ["Identity", "Tanh"]
+    assert "net.5" not in seen[5]
     # It was replaced when the third batch had begun, and what the old one gave is no history of it.
-    assert np.isfinite(sizes[5]["net.4"]).tolist() == [False] * 3 + [True] * 3
+    assert np.isfinite(seen[5]["net.4"][1]).tolist() == [False] * 3 + [True] * 3
 
 
 class Sparse(Toy):
@@ -160,9 +141,8 @@ class Sparse(Toy):
 
 
 def test_gradient_and_weight_of_a_large_sparse_embedding_are_of_the_same_units():
-    rule, looks = recording()
     model = Sparse()
-    fit(None, model, batches(64, 64), HealthMonitor(rules=rule))
+    looks = looks_of(model, batches(64, 64))
     for look, grad in zip(looks, model.kept, strict=True):
         rows = look.of("net.weight", "parameter_grad").channels
         true = rows_of_channels([grad[::4]], 0)
@@ -183,12 +163,6 @@ class Vector(Messy):
         optimizer.zero_grad()
         self.manual_backward(errors, gradient=torch.ones_like(errors) / len(errors))
         optimizer.step()
-
-
-def alarms_of(model, data, nonfinite="auto", **options):
-    monitor = HealthMonitor(nonfinite=nonfinite)
-    fit(None, model, data, monitor, **options)
-    return [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"]
 
 
 def test_a_backward_pass_from_many_numbers_is_no_alarm():
@@ -215,8 +189,9 @@ def test_a_step_that_overflowed_is_no_alarm():
 @pytest.mark.parametrize("sizes", [[0, 0, 0, 0], [4, 0, 4, 0, 4]], ids=str)
 @pytest.mark.parametrize("nonfinite", ["exact", "late"])
 def test_empty_batches_are_no_fault(sizes, nonfinite):
-    model = Toy(mlp(), loss=lambda y: y.square().sum())
-    assert alarms_of(model, batches(*sizes), nonfinite) == []
+    monitor = HealthMonitor(nonfinite=nonfinite)
+    fit(None, Toy(mlp(), loss=lambda y: y.square().sum()), batches(*sizes), monitor)
+    assert [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
 
 
 class Twice(nn.Module):
@@ -234,8 +209,7 @@ class Twice(nn.Module):
 
 
 def test_modules_that_are_shared_called_twice_and_in_another_order_have_the_rows_of_all_calls():
-    rule, looks = recording()
-    fit(None, Toy(Twice()), batches(*[5] * 4), HealthMonitor(rules=rule))
+    looks = looks_of(Toy(Twice()), batches(*[5] * 4))
     assert len(looks) == 4
     for look in looks:
         assert look.of("net.shared", "output").moments.count == 2 * 5 * 4
@@ -247,9 +221,7 @@ def test_units_that_are_copies_of_each_other_are_said_in_a_real_training():
     for layer in (net[0], net[2]):
         nn.init.constant_(layer.weight, 0.3)
         nn.init.zeros_(layer.bias)
-    monitor = HealthMonitor(rules="symmetric_units")
-    fit(None, Toy(net), batches(*[16] * 6), monitor)
-    assert ("symmetric_units", "net.0") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
+    assert ("symmetric_units", "net.0") in {(one.rule, one.module) for one in alarms_of(Toy(net), batches(*[16] * 6))}
 
 
 def test_a_complex_loss_is_left_out():
@@ -258,3 +230,20 @@ def test_a_complex_loss_is_left_out():
     meter.add(0, 0, torch.tensor(3.0))
     parts, numbers = meter.take()
     assert [loss.value for loss in summed(parts, numbers.tolist())] == [3.0]
+
+
+class Proxy:
+    """Has all attributes of another callback, and is of no class of Lightning's."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="Lightning before 2.6 refuses a proxy itself")
+@pytest.mark.parametrize("other", [Mock(spec=Callback, **{"state_dict.return_value": {}}), Proxy(HealthMonitor())])
+def test_another_callback_and_ours_behind_it_may_be_of_any_class(other):
+    run = fit(None, Toy(mlp()), batches(4, 4), other, HealthMonitor(every_n_steps=1))
+    assert run.global_step == 2

@@ -59,14 +59,6 @@ class Holds(Toy):
 
 
 @pytest.fixture
-def lines(monkeypatch):
-    said = []
-    for name in ("alert", "inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", said.append)
-    return said
-
-
-@pytest.fixture
 def judged(lines):
     """Trains with a monitor; returns what it said last, in one line."""
 
