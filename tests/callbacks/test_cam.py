@@ -6,9 +6,11 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from callbacks.user_program import Does, Within
+from classifiers import classifier
+from lightning.pytorch import Callback
 from torch import nn
-from toys import events, fit, moving_average, scalars, trainer
+from toys import Toy, events, fit, loader, moving_average, scalars, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
 from hookboard.capturing.methods import METHODS
@@ -33,25 +35,17 @@ def cnn():
     )
 
 
-class Classifier(LightningModule):
-    def __init__(self, net, lr=0.05):
-        super().__init__()
-        self.net = net
-        self.lr = lr
+class Classifier(Toy):
+    """Looks at no label."""
 
     def forward(self, pictures):
         return self.net(pictures)
 
     def training_step(self, batch):
-        pictures, labels = batch
-        return nn.functional.cross_entropy(self(pictures), labels)
+        return self(batch[0]).square().mean()
 
     def validation_step(self, batch):
-        pictures, labels = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(pictures), labels))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        self(batch[0])
 
 
 def data(count=2, size=4):
@@ -97,10 +91,11 @@ def shown_by(callback, net=None, folder=None, batches=None, **options):
     return model
 
 
-@pytest.mark.parametrize("target", ["predicted", "label", 3])
-def test_the_map_is_that_of_the_class_that_was_asked_for(tmp_path, target):
-    callback = Keeps(target=target, every_n_steps=1)
-    net = shown_by(callback, folder=tmp_path).net.eval()
+@pytest.mark.parametrize(("target", "is_frozen"), [("predicted", False), ("label", False), (3, False), (3, True)])
+def test_the_map_is_that_of_the_class_that_was_asked_for(tmp_path, target, is_frozen):
+    callback, net = Keeps(target=target, every_n_steps=1), cnn()
+    net[:6].requires_grad_(not is_frozen)
+    shown_by(callback, net, tmp_path).net.eval()
     pictures, labels = data()[0]
     classes = {"predicted": net(pictures).argmax(1), "label": labels, 3: torch.full((4,), 3)}[target]
     assert callback.seen.classes.tolist() == classes.tolist()
@@ -131,52 +126,18 @@ def test_prediction_and_label_stand_beside_each_sample(tmp_path, last):
         assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f}%), label {label}, map of {label}"
 
 
-def test_frozen_weights_do_not_keep_the_gradient_from_the_layer(tmp_path):
-    net = cnn()
-    for module in net[:6]:
-        module.requires_grad_(False)
-    callback = Keeps(every_n_steps=1)
-    shown_by(callback, net, tmp_path)
-    assert callback.maps.std() > 0
-
-
-class OnlyCalls(Classifier):
-    """Looks at no label."""
-
-    def training_step(self, batch):
-        return self(batch[0]).square().mean()
-
-    def validation_step(self, batch):
-        self(batch[0])
-
-
-class UnderNoGrad(nn.Sequential):
-    @torch.no_grad()
-    def forward(self, pictures):
-        return super().forward(pictures)
-
-
-class Pools(nn.Module):
+class Pools(nn.Sequential):
     """As Hugging Face's: it returns its maps and what it has pooled, of which the scores use the second."""
 
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
-
     def forward(self, pictures):
-        maps = self.encoder(pictures)
+        maps = super().forward(pictures)
         return {"maps": maps, "pooled": maps.mean((2, 3))}
 
 
-class Wraps(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.backbone = Pools()
-        self.head = nn.Linear(6, 5)
-
-    def forward(self, pictures):
-        return self.head(self.backbone(pictures)["pooled"])
+def wraps():
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
+    return nn.Sequential(Pools(encoder), Does(lambda returned: returned["pooled"]), nn.Linear(6, 5))
 
 
 class Windows(nn.Module):
@@ -195,24 +156,24 @@ class Windows(nn.Module):
     ("net", "callback", "message"),
     [
         (
-            lambda: UnderNoGrad(cnn()),
-            CAMLogger("net.0.relu2"),
-            "'net.0.relu2' returned, or it runs under torch.no_grad",
+            lambda: Within(cnn(), torch.no_grad),
+            CAMLogger("net.module.relu2"),
+            "'net.module.relu2' returned, or it runs under torch.no_grad",
         ),
         (lambda: nn.Conv2d(3, 5, 1), CAMLogger(), "CAMLogger shows nothing: no module took pictures .* as one module"),
         (cnn, CAMLogger(target=5), "target=5 selects classes .* range ..5..: .* classes 0 to 4"),
         (cnn, CAMLogger("net.conv1", method="cam"), "needs a linear head on the global average of 'net.conv1'"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps larger than one pixel"),
         (cnn, CAMLogger("net.flat"), "module 'net.flat' returned neither maps"),
-        (Wraps, CAMLogger("net.backbone"), "do not depend on the first tensor that module 'net.backbone' returned"),
+        (wraps, CAMLogger("net.0"), "do not depend on the first tensor that module 'net.0' returned"),
         (Windows, CAMLogger(), "'net.layer' has 16 samples for 4 pictures, such as windows of them"),
     ],
     ids=["no_grad", "no scores", "no such class", "no head", "no maps", "no maps of that", "other output", "windows"],
 )
 def test_where_no_map_can_be_had_one_sentence_says_why_and_the_run_goes_on(tmp_path, net, callback, message):
-    run, model = trainer(tmp_path, callback, **VALIDATED), OnlyCalls(net())
+    run, model = trainer(tmp_path, callback, **VALIDATED), Classifier(net())
     with pytest.warns(UserWarning, match=message) as said:
-        run.validate(model, torch.utils.data.DataLoader(data(), batch_size=None))
+        run.validate(model, loader(data()))
     assert len([warning for warning in said if "hookboard" in str(warning.message)]) == 1
 
 
@@ -249,8 +210,8 @@ def test_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
         np.random.seed(7)
         every = EveryState()
         run = trainer(folder, *callbacks, every, max_epochs=1, val_check_interval=1, **VALIDATED)
-        loader = torch.utils.data.DataLoader(data(8), batch_size=None, shuffle=True)
-        run.fit(DropsInValidation(cnn()), loader, torch.utils.data.DataLoader(data(2), batch_size=None))
+        shuffled = torch.utils.data.DataLoader(data(8), batch_size=None, shuffle=True)
+        run.fit(DropsInValidation(cnn()), shuffled, loader(data(2)))
         return every.states
 
     pictures = [
@@ -267,11 +228,11 @@ def test_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
 
 
 def test_the_layer_is_the_last_one_that_the_scores_depend_on(tmp_path):
-    net = Wraps()
+    net = wraps()
     callback, _ = validated_with(data()[0][1], net, tmp_path)
-    assert callback.layer.name == "net.backbone.encoder"
-    maps = net.backbone.encoder(data()[0][0])
-    weights = net.head.weight[callback.seen.classes] / maps[0, 0].numel()  # the gradient behind an average
+    assert callback.layer.name == "net.0.0"
+    maps = net[0][0](data()[0][0])
+    weights = net[2].weight[callback.seen.classes] / maps[0, 0].numel()  # the gradient behind an average
     assert torch.allclose(callback.maps, torch.einsum("nc,nchw->nhw", weights, maps).relu(), atol=1e-6)
 
 
@@ -302,32 +263,25 @@ def test_under_averaged_weights_the_map_is_of_the_weights_that_were_validated(tm
 
 def validated_with(targets, net, folder, **options):
     callback, pictures = Keeps(**options), data()[0][0]
-    loader = torch.utils.data.DataLoader([(pictures, targets)], batch_size=None)
-    trainer(folder, callback, **VALIDATED).validate(OnlyCalls(net), loader)
+    trainer(folder, callback, **VALIDATED).validate(Classifier(net), loader([(pictures, targets)]))
     with torch.no_grad():
         return callback, net.eval()(pictures)
-
-
-@pytest.mark.parametrize("last", [nn.Identity(), nn.Flatten(0)], ids=["(n, 1)", "(n,)"])
-def test_one_score_speaks_for_and_against_its_class(tmp_path, last):
-    callback, scores = validated_with(torch.randn(4, 3), of_numbers(1, last), tmp_path, classes=["cat", "dog"])
-    scores = scores.flatten()
-    assert callback.seen.classes.tolist() == (scores > 0).long().tolist()
-    for score, text in zip(scores, callback.texts, strict=True):
-        assert text == f"output {score:.3g}, map of what {'raises' if score > 0 else 'lowers'} it"
 
 
 @pytest.mark.parametrize(
     ("last", "targets", "classes"),
     [
-        (nn.Identity(), torch.tensor([0.0, 1.0, 1.0, 0.0]), None),
+        (nn.Identity(), torch.randn(4, 3), ["cat", "dog"]),
+        (nn.Flatten(0), torch.randn(4, 3), ["cat", "dog"]),
         (nn.Identity(), torch.tensor([3, 0, 2, 9]), None),
         (nn.Sigmoid(), torch.tensor([0.0, 1.0, 1.0, 0.0]), ["cat", "dog"]),
     ],
 )
-def test_one_number_is_not_called_a_prediction_of_a_class(tmp_path, last, targets, classes):
+def test_one_number_speaks_for_and_against_its_class_and_is_not_called_a_prediction(tmp_path, last, targets, classes):
     callback, numbers = validated_with(targets, of_numbers(1, last), tmp_path, classes=classes)
-    for (number,), text in zip(numbers, callback.texts, strict=True):
+    numbers = numbers.flatten()
+    assert callback.seen.classes.tolist() == (numbers > 0).long().tolist()
+    for number, text in zip(numbers, callback.texts, strict=True):
         assert text == f"output {number:.3g}, map of what {'raises' if number > 0 else 'lowers'} it"
 
 
@@ -372,7 +326,7 @@ def test_what_forward_logs_is_logged_once(tmp_path):
 
 
 def test_the_model_is_found_if_its_forward_is_set_on_the_instance(tmp_path):
-    class SetsForward(OnlyCalls):
+    class SetsForward(Classifier):
         def __init__(self):
             super().__init__(cnn())
             self.last = nn.Linear(5, 3)
@@ -384,3 +338,32 @@ def test_the_model_is_found_if_its_forward_is_set_on_the_instance(tmp_path):
     callback = Keeps(every_n_steps=1)
     fit(tmp_path, SetsForward(), data(), callback, **VALIDATED)
     assert callback.seen.scores.shape == (4, 3)
+
+
+FAMILIES = {
+    "convnext_tiny": ("features", 64),
+    "densenet121": ("features", 64),
+    "googlenet": ("inception5b", 64),
+    "maxvit_t": ("blocks.1", 64),
+    "mobilenet_v3_small": ("features", 64),
+    "resnet18": ("layer4", 64),
+    "shufflenet_v2_x0_5": ("conv5", 64),
+    "squeezenet1_0": ("classifier.2", 64),
+    "swin_t": ("features.7.1.attn", 64),
+    "vit_b_32": ("encoder.layers.encoder_layer_1.self_attention", 64),
+}
+"""Of families whose last maps stand elsewhere one model each: the layer of its maps, and the size of a picture."""
+
+
+@pytest.mark.large
+@pytest.mark.filterwarnings("ignore:The default weight initialization")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, family):
+    layer, size = FAMILIES[family]
+    torch.manual_seed(0)
+    run = trainer(tmp_path, FeatureMapLogger(), CAMLogger(), **VALIDATED)
+    run.validate(Toy(classifier(family)), loader([torch.randn(2, 3, size, size)]))
+    tags = events(tmp_path).Tags()["images"]
+    (cam,) = [tag for tag in tags if tag.startswith("cam/")]
+    assert cam == f"cam/net.{layer}/grad_cam"
+    assert 1 <= len(tags) - 1 <= 16
