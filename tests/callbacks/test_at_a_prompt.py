@@ -25,22 +25,19 @@ def test_a_callback_is_shown_as_the_call_that_makes_it(written):
     assert repr(eval(written, names)) == written
 
 
-@pytest.fixture(scope="module")
-def sick():
-    """A monitor after a fit in which all units of a layer are dead."""
+def test_verdicts_are_shown_as_sentences_and_a_copy_of_the_monitor_as_its_call():
     net = mlp()
     net[0].bias.data.fill_(-100.0)
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(None, Toy(net), batches(*[4] * 8), monitor)
-    return monitor
-
-
-def test_verdicts_are_shown_as_sentences(sick):
+    sick = HealthMonitor(every_n_steps=1)
+    fit(None, Toy(net), batches(*[4] * 8), sick)
     verdicts = sick.verdicts
     assert repr(verdicts).splitlines() == [str(verdict) for verdict in verdicts]
     assert str(verdicts[0]).startswith(f"{verdicts[0].title}: ")
     assert ". Try: " in str(verdicts[0])
     assert repr(HealthMonitor().verdicts) == "()"
+    for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
+        assert repr(copied) == "HealthMonitor(every_n_steps=1)"
+        assert copied.verdicts == verdicts
 
 
 @pytest.mark.spawns
@@ -54,9 +51,3 @@ hookboard.audit(net, torch.randn(8, 4), step)
     command = [sys.executable, "-m", "IPython", "--simple-prompt", "--colors=NoColor", "--no-banner"]
     done = subprocess.run(command, input=cells, capture_output=True, text=True, timeout=120)
     assert "cross_entropy at In [3]:1 expects logits" in done.stdout
-
-
-def test_a_copy_of_a_monitor_shows_its_call_alone_and_has_the_verdicts(sick):
-    for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
-        assert repr(copied) == "HealthMonitor(every_n_steps=1)"
-        assert copied.verdicts == sick.verdicts

@@ -11,21 +11,23 @@ EVERY, STEPS = 4, 80
 
 
 def said_of(monkeypatch, net, rate, module):
-    """The evidence of the verdict on a layer, and the numbers of its heads at each look."""
+    """The verdicts by layer, and the numbers of the heads of one layer at each look."""
     calls = recorded_calls(monkeypatch)
     monitor, layer = HealthMonitor(every_n_steps=EVERY, audit=False), int(module.split(".")[1]) - 1
     fit(None, Predicts(net, rate), counting(STEPS), monitor)
     looks = [0, *range(EVERY - 1, STEPS, EVERY)]
     heads = [heads_of(calls[2 * step : 2 * step + 2])[layer] for step in looks]
-    found = [one for one in monitor.verdicts if (one.rule, one.module) == ("activation_scale", module)]
-    return found[0].evidence, heads
+    found = {one.module: one for one in monitor.verdicts if one.rule == "activation_scale"}
+    return found, heads
 
 
 def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):
-    evidence, heads = said_of(monkeypatch, language_model(), 0.3, "net.1.attention")
+    found, heads = said_of(monkeypatch, language_model(), 0.3, "net.1.attention")
+    assert found.keys() == {"net.1.attention", "net.2.attention"}
+    assert all("QK norm" in one.advice or one.follows_from == ("update_too_large", "") for one in found.values())
     before, now, head, entropy_before, entropy = numbers(
         ("largest attention logit rose from # at the first measurement to # in head #, whose entropy fell from # to #"),
-        evidence,
+        found["net.1.attention"].evidence,
     )
     head = int(head)
     (first_logits, first_entropies), last = heads[0], heads[-1]
@@ -39,10 +41,10 @@ def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):
 def test_heads_that_all_look_at_one_key_from_the_start(monkeypatch):
     net = language_model()
     net[1].attention.qkv.weight.data[:32] *= 100
-    evidence, heads = said_of(monkeypatch, net, 1e-6, "net.1.attention")
+    found, heads = said_of(monkeypatch, net, 1e-6, "net.1.attention")
     count, entropy, largest = numbers(
         "each of its # heads attends to a single key: the entropy of its attention is at most #, with logits up to #",
-        evidence,
+        found["net.1.attention"].evidence,
     )
     assert count == 2
     assert any(entropy == shortened(entropies.mean(1).max(), 2) for _, entropies in heads)

@@ -8,13 +8,7 @@ from torch import nn
 from torch.nn.utils import prune
 from toys import EachStep, Toy, batches, fit, hooked, mlp, scalars
 
-from hookboard import (
-    ActivationLogger,
-    GradientLogger,
-    Intervention,
-    ParameterLogger,
-    Zero,
-)
+from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Zero
 from hookboard.measure.statistics import FORMULAS
 
 
@@ -40,10 +34,11 @@ class ReplacesAtEpoch(Toy):
             self.change(self)
 
 
-def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said_once(tmp_path):
+def test_a_module_that_is_replaced_is_let_go_and_the_new_one_watched_from_the_next_due_step_on(tmp_path):
     logger = ActivationLogger("net.2", statistics=tuple(FORMULAS))
     kept, model = EachStep(logger), ReplacesAtEpoch()
-    outputs = []
+    outputs, counts, old = [], [], model.net[2]
+    model.on_train_batch_end = lambda *args: counts.append(len(old._forward_hooks))
     model.net.register_forward_hook(lambda m, a, output: outputs.append(output.detach().clone()))
     (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, kept, max_epochs=2))
     assert "ActivationLogger: the model changed during the fit and is watched as it is now (shown once)" in said
@@ -51,6 +46,7 @@ def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said
     for (reading,), output in zip(kept.readings, outputs, strict=True):
         assert_true(reading.statistics, [output])
     assert hooked(model) == ["net"], "the hook of this test"
+    assert counts == [1] * 3 + [0] * 3
 
 
 class Comparable(nn.Linear):
@@ -71,15 +67,6 @@ def test_a_replaced_module_is_followed_though_it_equals_the_new_one(tmp_path):
     assert "the model changed during the fit" in said
     weight = of(logger, "parameter")["net.0.weight"]
     assert weight["mean"] == pytest.approx(model.net[0].weight.double().mean().item(), rel=1e-6)
-
-
-def test_the_module_that_was_replaced_is_let_go(tmp_path):
-    model = ReplacesAtEpoch()
-    old = model.net[2]
-    counts = []
-    model.on_train_batch_end = lambda *args: counts.append(len(old._forward_hooks))
-    warnings_of(lambda: fit(tmp_path, model, batches(4, 4), ActivationLogger(), max_epochs=2))
-    assert counts == [1, 1, 0, 0]
 
 
 def test_gradients_and_parameters_follow_too(tmp_path):
@@ -141,29 +128,20 @@ def test_an_edit_goes_over_to_the_new_module(tmp_path):
     assert [r.statistics["zero_fraction"] for (r,) in kept.readings] == [1.0] * 4
 
 
-# Pruned and parametrized weights.
-
-
-class Prunes(Toy):
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == 1:
-            prune.random_unstructured(self.net[0], "weight", amount=0.5)
-
-
 def test_of_a_pruned_weight_the_original_is_logged_under_its_own_name(tmp_path):
-    logger, model = ParameterLogger("net.0", statistics=tuple(FORMULAS)), Prunes(mlp())
+    def prunes(model):
+        prune.random_unstructured(model.net[0], "weight", amount=0.5)
+
+    logger, model = ParameterLogger("net.0", statistics=tuple(FORMULAS)), ReplacesAtEpoch(prunes)
     gradients = GradientLogger("net.0", roles="parameter_grad", statistics="l2")
-    said = warnings_of(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, gradients))
+    said = warnings_of(lambda: fit(tmp_path, model, batches(4), logger, gradients, max_epochs=2))
     assert len(said) == 2
     assert all("the model changed" in text for text in said)
     found = of(logger, "parameter")
     assert found.keys() == {"net.0.weight_orig", "net.0.bias"}
     assert_true(found["net.0.weight_orig"], [model.net[0].weight_orig])
     assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight"]) == [0]
-    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight_orig"]) == [1, 2]
-
-
-# Parameters of the LightningModule itself.
+    assert list(scalars(tmp_path)["parameter_gradient_l2/net.0.weight_orig"]) == [1]
 
 
 class Scales(Toy):

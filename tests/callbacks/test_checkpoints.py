@@ -1,8 +1,6 @@
 """What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
 
 import pickle
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from lightning.pytorch.callbacks import LearningRateFinder
 from toys import ALWAYS, Toy, batches, events, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, Intervention, Scale
-from hookboard.callbacks import reporter
 from hookboard.health.look import Loss
 from hookboard.health.losses import LossCurve
 from hookboard.loops import callback as base
@@ -33,15 +30,10 @@ def checkpoint(folder, *callbacks):
     return path
 
 
-@pytest.fixture(scope="module")
-def of_a_monitor(tmp_path_factory):
-    return checkpoint(tmp_path_factory.mktemp("six"), monitor())
-
-
 @pytest.fixture
-def saved(of_a_monitor, tmp_path):
+def saved(tmp_path):
     """The path of a checkpoint of a fit with `monitor()`, which the test may change."""
-    return Path(shutil.copy(of_a_monitor, tmp_path))
+    return checkpoint(tmp_path, monitor())
 
 
 def goes_on(folder, path, *callbacks):
@@ -78,22 +70,23 @@ def test_the_losses_of_a_long_training_take_less_than_100_kb():
     assert (resumed.steps, resumed.start, resumed.is_falling) == (5000, losses.start, losses.is_falling)
 
 
-def test_what_has_nothing_to_keep_is_not_in_the_checkpoint(tmp_path):
-    callbacks = Intervention(Scale(0.5), "net.0"), ActivationLogger(every_n_steps=1)
-    content = torch.load(checkpoint(tmp_path, *callbacks), weights_only=True)
-    assert KEY not in content
+@pytest.mark.parametrize(
+    ("make", "weights_only"),
+    [
+        (lambda: [Intervention(Scale(0.5), "net.0"), ActivationLogger(every_n_steps=1)], False),
+        (lambda: [monitor()], True),
+    ],
+    ids=["nothing to keep", "the weights alone"],
+)
+def test_where_nothing_is_to_be_kept_the_checkpoint_is_as_it_was(tmp_path, make, weights_only):
+    run = fit(tmp_path, Toy(mlp()), DATA, *make())
+    run.save_checkpoint(tmp_path / "kept.ckpt", weights_only=weights_only)
+    assert KEY not in torch.load(tmp_path / "kept.ckpt", weights_only=True)
 
 
-def test_a_checkpoint_of_the_weights_alone_is_as_it_was(tmp_path):
-    run = fit(tmp_path, Toy(mlp()), DATA, monitor())
-    run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    assert KEY not in torch.load(tmp_path / "weights.ckpt", weights_only=True)
-
-
-def test_a_second_fit_without_a_checkpoint_begins_anew(tmp_path, said):
+def test_a_second_fit_without_a_checkpoint_begins_anew(tmp_path, saved, said):
     callback = monitor()
-    path = checkpoint(tmp_path, callback)
-    goes_on(tmp_path, path, callback)
+    goes_on(tmp_path, saved, callback)
     assert sinces(callback) == {("always", "net.0"): 6}
     fit(tmp_path / "third", Toy(mlp()), DATA[:3], callback)
     assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "third")
@@ -142,28 +135,17 @@ def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_p
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
-def test_a_checkpoint_without_a_monitor_is_taken(tmp_path, saved, said):
-    content = torch.load(saved, weights_only=True)
-    del content[KEY]
-    torch.save(content, saved)
+def test_a_checkpoint_without_a_monitor_is_taken(tmp_path, said):
     callback = monitor()
-    goes_on(tmp_path, saved, callback, ActivationLogger(every_n_steps=1))
+    goes_on(tmp_path, checkpoint(tmp_path), callback, ActivationLogger(every_n_steps=1))
     assert said == []
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
-def test_alarms_that_last_are_said_again(tmp_path, monkeypatch):
-    lines = []
-    monkeypatch.setattr(reporter, "alert", lines.append)
-    path = checkpoint(tmp_path, monitor())
-    goes_on(tmp_path, path, monitor())
-    assert len([line for line in lines if "alarm: always in net.0" in line and "measured" not in line]) == 2
-
-
-def test_an_alarm_that_lasts_ends_the_fit_that_is_continued_too(tmp_path):
-    path = checkpoint(tmp_path, monitor(stop_on="always"))
-    one = goes_on(tmp_path, path, monitor(stop_on="always"))
-    assert one.global_step < 9
+def test_an_alarm_that_lasts_is_said_again_and_ends_the_fit_that_is_continued_too(tmp_path, saved, lines):
+    one = goes_on(tmp_path, saved, monitor(stop_on="always"))
+    assert len([line for line in lines if "alarm: always in net.0" in line and "measured" not in line]) == 1
+    assert one.global_step == 9
 
 
 @pytest.mark.skipif(not hasattr(callbacks, "WeightAveraging"), reason="before 2.6 the search takes steps of the fit")

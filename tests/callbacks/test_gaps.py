@@ -64,7 +64,8 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
     net = Odd()
     forward = ActivationLogger(every_n_steps=1)
     backward = GradientLogger(every_n_steps=1)
-    messages = warnings_of(lambda: fit(tmp_path, Toy(net), batches(4, 4, 4), forward, backward))
+    selected = ActivationLogger("net.used", every_n_steps=1)
+    messages = warnings_of(lambda: fit(tmp_path, Toy(net), batches(4, 4, 4), forward, backward, selected))
     assert len(messages) == 2
     in_forward, in_backward = map(causes, messages)
 
@@ -117,27 +118,25 @@ def test_parameters_without_a_gradient_or_an_update_are_named(tmp_path):
     assert causes(of_updates).keys() == {"net.1.weight", "net.1.bias"}
 
 
-@pytest.mark.parametrize("kind", ["no logger", "fast_dev_run"])
-def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, kind, caplog, monkeypatch):
+def test_updates_are_measured_up_to_the_cap_and_the_others_are_named_once(tmp_path, monkeypatch):
+    # The parameters of `mlp()` have 128, 32, 96 and 12 bytes.
+    monkeypatch.setattr("hookboard.callbacks.measurement_state.MOST_COPIED_BYTES", 180)
+    callback = ParameterLogger(every_n_steps=1)
+    (said,) = warnings_of(lambda: fit(tmp_path, Toy(mlp()), batches(4, 4, 4), callback))
+    assert "1 of 8 sites had nothing to measure" in said
+    assert causes(said)["net.2.weight"].startswith("parameter_update: copies of all parameters")
+    measured = {(reading.site.role, reading.site.name) for reading in callback.readings}
+    names = {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
+    assert {name for role, name in measured if role == "parameter"} == names
+    assert {name for role, name in measured if role == "parameter_update"} == names - {"net.2.weight"}
+
+
+@pytest.mark.parametrize("options", [{"logger": False}, {"fast_dev_run": True}], ids=str)
+def test_without_a_log_nothing_is_measured_and_one_line_says_so(tmp_path, options, lines):
     callback = ActivationLogger(every_n_steps=1)
-    lines = []
-    monkeypatch.setattr("hookboard.loops.callback.inform", lines.append)
-    options = {"fast_dev_run": True} if kind == "fast_dev_run" else {}
-    fit(tmp_path if options else None, Toy(mlp()), batches(4), callback, **options)
+    fit(tmp_path, Toy(mlp()), batches(4), callback, **options)
     assert callback.readings == ()
-    assert len(lines) == 1
-    assert "ActivationLogger measures nothing" in lines[0]
-
-
-@pytest.mark.parametrize(("modules", "named"), [(None, [1, 2, 3]), (["net.1", "net.2"], [1, 2])])
-def test_no_module_is_named_that_was_measured_or_not_selected(tmp_path, modules, named):
-    class CallsItsFirst(nn.Sequential):
-        def forward(self, x):
-            return self[0](x)
-
-    model = Toy(CallsItsFirst(*[nn.Linear(4, 4) for _ in range(4)]))
-    (said,) = warnings_of(lambda: fit(tmp_path, model, batches(4), ActivationLogger(modules)))
-    assert list(causes(said)) == [f"net.{number}" for number in named]
+    assert sum("ActivationLogger measures nothing" in line for line in lines) == 1
 
 
 NOTHING_DUE = [
@@ -150,19 +149,17 @@ NOTHING_DUE = [
 
 
 @pytest.mark.parametrize(("callback", "trainer_logs", "line"), NOTHING_DUE)
-def test_a_fit_in_which_nothing_is_due_says_so_once(tmp_path, callback, trainer_logs, line, caplog):
+def test_a_fit_in_which_nothing_is_due_says_so_once(tmp_path, callback, trainer_logs, line, lines):
     net = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2))
-    with caplog.at_level("INFO"):
-        fit(tmp_path, Toy(net), batches(4, 4), callback, log_every_n_steps=trainer_logs)
-    assert caplog.text.count(line) == 1
+    fit(tmp_path, Toy(net), batches(4, 4), callback, log_every_n_steps=trainer_logs)
+    assert "".join(lines).count(line) == 1
 
 
-def test_a_loop_that_tells_no_batch_is_told_what_to_call(tmp_path, monkeypatch):
-    lines, net = [], mlp()
-    monkeypatch.setattr("hookboard.callbacks.numbers.inform", lines.append)
+def test_a_loop_that_tells_no_batch_is_told_what_to_call(lines):
+    net = mlp()
     with watch(net, torch.optim.SGD(net.parameters(), 0.1), HealthMonitor()):
         net(batches(4)[0]).sum().backward()
-    assert lines == ["HealthMonitor measured nothing in train: no batch was trained inside `run.step`."]
+    assert "HealthMonitor measured nothing in train: no batch was trained inside `run.step`." in lines
 
 
 def test_a_logger_that_lightning_has_put_there_for_fast_dev_run_is_not_written_to():

@@ -1,8 +1,4 @@
-"""The numbers that verdicts quote, each against float64 over the raw tensors of the step that was looked at last.
-
-Those of `update_too_large` are in `health/test_what_is_over.py`, of `symmetric_units` in `health/test_symmetry.py`, of
-`nonfinite` in `test_black_box.py`.
-"""
+"""The numbers that verdicts quote, each against float64 over the raw tensors of the step that was looked at last."""
 
 import math
 from itertools import pairwise
@@ -11,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from callbacks.course import Course, of_layer, ratio, shortened
+from callbacks.user_program import Does
 from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 
@@ -61,23 +58,19 @@ def test_the_range_of_the_input_and_its_rms(tmp_path):
     assert [low, high, size] == [shortened(number, 3) for number in (x.min(), x.max(), rms(x))]
 
 
-class Cut(nn.Module):
-    def forward(self, x):
-        return x.detach()
-
-
 def test_the_gradient_elsewhere_where_one_is_cut_off(tmp_path):
-    model = Recorded(sized(linear(8, 8), Cut, linear(8, 8), nn.ReLU, linear(8, 3)), CROSS_ENTROPY)
+    model = Recorded(
+        sized(linear(8, 8), lambda: Does(torch.detach), linear(8, 8), nn.ReLU, linear(8, 3)), CROSS_ENTROPY
+    )
     (usual,) = numbers("elsewhere the gradient RMS is #", said(tmp_path, model, classes(), "no_gradient"))
     assert usual == pytest.approx(np.median([rms(of_layer(model.grads, i)) for i in (2, 4)]), rel=0.05)
 
 
-def spread(outputs):
-    """By how much outputs differ between samples, as a share of their RMS."""
-    return math.sqrt(outputs.var(0).mean()) / rms(outputs)
-
-
 def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
+    def spread(name):
+        """By how much outputs differ between samples, as a share of their RMS."""
+        return math.sqrt(model.outputs[name].var(0).mean()) / rms(model.outputs[name])
+
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     net[2].weight.data *= 1e-4
     net[2].bias.data.fill_(1.0)
@@ -88,9 +81,9 @@ def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
         "(whose outputs differ by #",
         evidence,
     )
-    assert least == shortened(spread(model.outputs["net.4"]), 1)
-    assert most == shortened(spread(model.outputs["net.1"]))
-    assert left == shortened(spread(model.outputs["net.2"]), 1)
+    assert least == shortened(spread("net.4"), 1)
+    assert most == shortened(spread("net.1"))
+    assert left == shortened(spread("net.2"), 1)
 
 
 def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
@@ -130,15 +123,10 @@ def test_the_share_of_updates_that_are_lost_in_rounding_here_and_in_other_layers
     assert told == [round(100 * lost(verdict.module)), round(100 * others)]
 
 
-class Root(nn.Module):
-    def forward(self, x):
-        return x.sqrt()
-
-
 @pytest.mark.parametrize("nonfinite", ["exact", "late"])
 def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
     """`late` tells it from the looks, `exact` from the graph of the loss."""
-    model = sized(linear(8, 16), Root, linear(16, 3))
+    model = sized(linear(8, 16), lambda: Does(torch.sqrt), linear(16, 3))
     with torch.no_grad():
         model[0].bias.fill_(3.0)
     before = [p.detach().clone() for p in model[0].parameters()]

@@ -65,28 +65,14 @@ def read(meter):
     return [(loss.step, loss.value) for loss in summed(parts, numbers.tolist())]
 
 
-def test_a_loss_that_is_changed_in_place_later_is_known_as_it_was(device):
-    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
-    meter.add(0, 0, loss)
-    meter.add(1, 1, torch.tensor(1.5, device=CUDA))
-    loss.zero_()
-    assert read(meter) == [(0, 2.5), (1, 1.5)]
-
-
 def test_losses_at_one_address_are_all_known(device):
     """As a replayed CUDA graph writes them, of which the version counter knows nothing."""
     meter, loss = LossMeter(), torch.tensor(0.0, device=CUDA)
     for step in range(3):
         loss.data.fill_(step)
         meter.add(step, step, loss)
-    assert read(meter) == [(0, 0.0), (1, 1.0), (2, 2.0)]
-
-
-def test_two_backward_passes_from_one_loss_count_twice(device):
-    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
-    meter.add(0, 0, loss)
-    meter.add(0, 0, loss)
-    assert read(meter) == [(0, 5.0)]
+    meter.add(2, 2, loss)  # of a second backward pass from the same loss
+    assert read(meter) == [(0, 0.0), (1, 1.0), (2, 4.0)]
 
 
 @pytest.mark.parametrize(("dtype", "known"), [(torch.float16, []), (torch.float32, [(0, math.inf)])])

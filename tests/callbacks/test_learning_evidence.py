@@ -15,12 +15,12 @@ from toys import fit
 from hookboard import HealthMonitor
 
 
-def cosine(a, b):
-    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-
-
 def agreement(model, looks):
     """The median over matrices and consecutive looks of the cosine between the gradients' means over each unit."""
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
     means = [{name: grad.mean(1) for name, grad in model.steps[step].items() if grad.ndim > 1} for step in looks]
     return float(np.median([cosine(one[name], other[name]) for one, other in pairwise(means) for name in one]))
 
@@ -119,11 +119,6 @@ def diverging(count, rate):
     return Course(sized(linear(4, 1)), nn.functional.mse_loss, rate=rate * highest), data, highest
 
 
-def told_rate(verdict):
-    said = "ower the learning rate to about # (the loss grew for # steps in a row, by a median factor of #)"
-    return numbers(said, verdict.advice)
-
-
 @pytest.mark.parametrize(
     ("count", "rate", "rule", "options"),
     [
@@ -141,7 +136,10 @@ def test_the_rate_that_is_advised_where_sgd_makes_the_loss_grow(tmp_path, count,
     monitor = HealthMonitor(every_n_steps=EVERY, rules=[rule, "dropout"])
     fit(tmp_path, model, data, monitor)
     (verdict,) = [one for one in monitor.verdicts if one.rule == rule]
-    to, steps, growth = told_rate(verdict)
+    to, steps, growth = numbers(
+        "ower the learning rate to about # (the loss grew for # steps in a row, by a median factor of #)",
+        verdict.advice,
+    )
     losses = np.array([loss for loss in model.losses if np.isfinite(loss)])
     begin = int(np.flatnonzero(np.diff(losses) <= 0)[-1]) + 1 if (np.diff(losses) <= 0).any() else 0
     assert steps == len(losses) - begin - 1
@@ -182,21 +180,16 @@ def test_no_rate_is_advised_where_the_rate_changes(factor, every):
     assert not [verdict.advice for verdict in heard if "to about" in verdict.advice]
 
 
-def test_no_rate_is_advised_where_adam_makes_the_loss_grow(tmp_path):
+def test_no_rate_is_advised_where_adam_makes_the_loss_grow():
     model, data, _ = diverging(60, 1e4)
     model.optimizer = torch.optim.Adam
-    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "dropout"])
-    fit(tmp_path, model, data, monitor)
-    assert [one for one in monitor.verdicts if "to about" in one.advice] == []
+    heard = heard_in(model, data, HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "dropout"]))
+    assert [one for one in heard if "to about" in one.advice] == []
 
 
 def learned(data, steps=200):
     net = sized(linear(8, 16), nn.Tanh, linear(16, 3))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    for x, y in data[:steps]:
-        optimizer.zero_grad()
-        CROSS_ENTROPY(net(x), y).backward()
-        optimizer.step()
+    fit(None, Recorded(net, CROSS_ENTROPY, optimizer=torch.optim.Adam), data[:steps])
     return net
 
 
@@ -347,9 +340,6 @@ def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
     assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
 
 
-# Other losses
-
-
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_where_the_loss_had_been_before_a_spike_and_whether_to_clip_gradients(tmp_path, limit):
     data = classes()
@@ -362,32 +352,20 @@ def test_where_the_loss_had_been_before_a_spike_and_whether_to_clip_gradients(tm
     assert ("clip gradients" in verdict.advice) is (limit is None)
 
 
-# What a verdict adds on the loss
-
-
-def loss_of(tmp_path, pattern, loss, data=None, net=None):
-    """The numbers of a pattern in what `update_too_small` says of a training with this loss, and that training."""
-    model = Course(net or sized(linear(8, 3)), loss, rate=1e-5)
-    evidence = said(tmp_path, model, data or classes(200), "update_too_small")
-    return numbers(pattern, evidence), model
-
-
 def test_where_a_loss_is_that_stays_far_above_chance(tmp_path):
     net = sized(linear(8, 3))
     net[0].weight.data *= 300
-    (now, chance), model = loss_of(tmp_path, "the loss is #, and chance level is #", CROSS_ENTROPY, net=net)
+    model = Course(net, CROSS_ENTROPY, rate=1e-5)
+    evidence = said(tmp_path, model, classes(200), "update_too_small")
+    now, chance = numbers("the loss is #, and chance level is #", evidence)
     assert now == shortened(np.median(model.losses[-16:]), 3)
     assert chance == shortened(math.log(3), 3)
 
 
 def test_from_where_to_where_a_loss_rose(tmp_path):
-    seen = []
-
-    def loss(out, y):
-        seen.append(None)
-        return CROSS_ENTROPY(out, y) * (1 - len(seen) / 200 if len(seen) < 100 else len(seen) / 200)
-
-    (best, now), model = loss_of(tmp_path, "; the loss rose from # to #", loss)
+    model = Course(sized(linear(8, 3)), rate=1e-5)
+    model.loss = lambda out, y: CROSS_ENTROPY(out, y) * (0.5 + abs(len(model.losses) - 100) / 200)
+    best, now = numbers("; the loss rose from # to #", said(tmp_path, model, classes(200), "update_too_small"))
     assert now == shortened(np.median(model.losses[-16:]), 3)
     assert best == pytest.approx(min(np.median(model.losses[i : i + 16]) for i in range(184)), rel=0.05)
 
@@ -417,28 +395,14 @@ def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
     assert level == pytest.approx(np.median(model.losses[-16:]), rel=0.01)
 
 
-class Ending(Recorded):
-    """Its rate falls to 0 at step 40, and it keeps its weights after each step."""
-
-    def on_train_start(self):
-        self.kept = []
-
-    def on_train_batch_end(self, *args):
-        super().on_train_batch_end(*args)
-        self.kept.append(np.concatenate([value.ravel() for value in self.after.values()]))
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 40))
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
 def test_since_when_no_weight_has_changed(tmp_path):
-    model = Ending(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
+    model = Scheduled(net, CROSS_ENTROPY, rate_at=lambda step: max(0.0, 0.1 - step / 400))
     evidence = said(tmp_path, model, classes(), "not_updated")
     since, still, steps = numbers(
         "no weight of the model has changed since step #: the learning rate is 0 (# of # steps)", evidence
     )
     # A look shows the weights that the step before it has left.
-    assert since == next(look for look in looks_of(STEPS)[1:] if np.array_equal(model.kept[look - 1], model.kept[-1]))
+    kept = [np.concatenate([value.ravel() for value in weights.values()]) for weights in model.ended]
+    assert since == next(look for look in LOOKS[1:] if np.array_equal(kept[look - 1], kept[-1]))
     assert (still, steps) == (STEPS - since, STEPS)
