@@ -20,7 +20,7 @@ class Adapted(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, width) for width in (WIDTH, WIDTH, CLASSES))
         self.layers[:2].requires_grad_(False)
         self.down = nn.ModuleList(nn.Linear(WIDTH, RANK, bias=False) for _ in range(2))
         self.up = nn.ModuleList(nn.Linear(RANK, WIDTH, bias=False) for _ in range(2))
@@ -36,8 +36,7 @@ class Adapted(nn.Module):
 
 def verdicts_of(net, rate):
     model, monitor = Toy(net, loss=lambda loss: loss), HealthMonitor(every_n_steps=1)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    model.configure_optimizers = lambda: torch.optim.AdamW(trained, rate, weight_decay=0)
+    model.configure_optimizers = lambda: torch.optim.AdamW(net.parameters(), rate, weight_decay=0)
     fit(None, model, DATA, monitor)
     return monitor.verdicts
 

@@ -1,8 +1,7 @@
 """Callbacks that average the weights: their copy carries no hook, and the numbers stay true."""
 
 import pytest
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import LambdaCallback, StochasticWeightAveraging
 from oracle import assert_true
 from torch import nn
 from toys import EachStep, Raw, Toy, batches, fit, hooked, mlp, moving_average, scalars
@@ -18,25 +17,16 @@ def ema():
     return moving_average(0.5)
 
 
-class HookedCopies(Callback):
-    """The modules of the averaged copy that hold hooks, at the end of every batch."""
-
-    def __init__(self, averaging):
-        self.averaging, self.found = averaging, []
-
-    def on_train_batch_end(self, *args):
-        self.found.append(hooked(self.averaging._average_model))
-
-
 @pytest.mark.parametrize("make", [swa, ema])
 @pytest.mark.parametrize("position", ["before", "behind"])
 def test_the_averaged_copy_carries_no_hook_and_the_numbers_are_those_of_the_model(tmp_path, make, position):
     callbacks = [ActivationLogger(), GradientLogger()]
-    averaging = make()
-    copies, raw, kept = HookedCopies(averaging), Raw(), [EachStep(callback) for callback in callbacks]
+    averaging, hooks = make(), []
+    raw, kept = Raw(), [EachStep(callback) for callback in callbacks]
+    copies = LambdaCallback(on_train_batch_end=lambda *args: hooks.append(hooked(averaging._average_model)))
     in_order = [averaging, *callbacks] if position == "before" else [*callbacks, averaging]
     fit(tmp_path, Toy(mlp()), batches(*[4] * 3), *in_order, raw, *kept, copies, max_epochs=3)
-    assert copies.found == [[]] * 9
+    assert hooks == [[]] * 9
     for one in kept:
         assert len(one.readings) == 9
         for readings, tensors in zip(one.readings, raw.steps, strict=False):

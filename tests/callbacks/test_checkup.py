@@ -1,7 +1,5 @@
 """`Checkup` in a fit: the page, and the same training with it as without."""
 
-import logging
-
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -43,10 +41,10 @@ class Regression(LightningModule):
 class Stream(IterableDataset):
     """Gives each sample once, whoever asks."""
 
-    def __init__(self):
-        self.given = iter(zip(X, Y, strict=True))
+    given = None
 
     def __iter__(self):
+        self.given = self.given or iter(zip(X, Y, strict=True))
         return self.given
 
 
@@ -93,11 +91,10 @@ def test_the_training_is_the_same_bit_for_bit(tmp_path, make_loader):
 
 @pytest.mark.filterwarnings("ignore:Encountered `nan` values in tensor")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_the_page_is_logged_and_written_as_text(tmp_path, caplog, precision):
+def test_the_page_is_logged_and_written_as_text(tmp_path, lines, precision):
     checkup = Checkup(seconds=5)
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trained(tmp_path, made(lr=1e30), pairs(), checkup, precision=precision)
-    [page] = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
+    trained(tmp_path, made(lr=1e30), pairs(), checkup, precision=precision)
+    [page] = [line for line in lines if "Checkup" in line]
     [event] = events(tmp_path).Tensors("checkup/text_summary")
     text = event.tensor_proto.string_val[0].decode()
     assert [found.rule for found in checkup.report.findings] == ["cannot_learn"]
@@ -105,12 +102,10 @@ def test_the_page_is_logged_and_written_as_text(tmp_path, caplog, precision):
     assert "    ALARM cannot_learn" in text
 
 
-def test_manual_optimization_is_skipped_with_one_line(caplog):
+def test_manual_optimization_is_skipped_with_one_line(lines):
     checkup = Checkup()
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trained(None, made(manual=True), pairs(), checkup)
-    said = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
-    assert said == ["hookboard: Checkup tries nothing: it uses manual optimization."]
+    trained(None, made(manual=True), pairs(), checkup)
+    assert lines == ["Checkup tries nothing: it uses manual optimization."]
     assert checkup.report is None
 
 

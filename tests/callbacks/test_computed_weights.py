@@ -29,39 +29,34 @@ def pictures():
     return [torch.randn(2, 3, 8, 8, generator=generator) for _ in range(4)]
 
 
-def readers():
-    return [ParameterLogger(every_n_steps=1), HealthMonitor(every_n_steps=1), KernelLogger(every_n_steps=1)]
-
-
-def calls_of(folder, callbacks):
-    model = Toy(net())
-    parametrize.register_parametrization(model.net[0], "weight", Counts(), unsafe=True)
-    fit(folder, model, pictures(), *callbacks)
-    return model.net[0].parametrizations.weight[0].calls
-
-
 def test_a_parametrization_is_not_called_for_what_is_read(tmp_path):
-    assert calls_of(tmp_path, readers()) == calls_of(None, [])
+    def calls_beside(*callbacks):
+        model = Toy(net())
+        parametrize.register_parametrization(model.net[0], "weight", Counts(), unsafe=True)
+        fit(tmp_path, model, pictures(), *callbacks)
+        return model.net[0].parametrizations.weight[0].calls
+
+    readers = [kind(every_n_steps=1) for kind in (ParameterLogger, HealthMonitor, KernelLogger)]
+    assert calls_beside(*readers) == calls_beside()
 
 
 @pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, parametrizations.weight_norm])
-def test_the_originals_are_logged_and_kernels_are_left_out(tmp_path, wrap, caplog):
+def test_the_originals_are_logged_and_kernels_are_left_out(tmp_path, wrap, lines):
     model, logger = Toy(net()), ParameterLogger(every_n_steps=1)
     wrap(model.net[0])
-    with caplog.at_level("INFO"):
-        fit(tmp_path, model, pictures(), logger, KernelLogger(every_n_steps=1))
+    fit(tmp_path, model, pictures(), logger, KernelLogger(every_n_steps=1))
     names = {reading.site.name for reading in logger.readings if "0.param" in reading.site.name}
     assert names == {name for name, _ in model.named_parameters() if "parametrizations" in name}
     assert "net.0.weight" not in {reading.site.name for reading in logger.readings}
     assert list(images(tmp_path)) == ["kernels/net.2"]
-    assert "KernelLogger leaves out net.0: their weights are pruned or parametrized." in caplog.text
+    assert "KernelLogger leaves out net.0: their weights are pruned or parametrized." in "".join(lines)
 
 
-def test_what_a_parametrization_computes_with_belongs_to_the_layer_that_uses_it(tmp_path):
+def test_what_a_parametrization_computes_with_belongs_to_the_layer_that_uses_it():
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
     nn.init.constant_(model[0].bias, -10.0)
     parametrizations.weight_norm(model[0])
     monitor = HealthMonitor(every_n_steps=1)
-    fit(tmp_path, Toy(model), [torch.randn(16, 8) for _ in range(12)], monitor)
+    fit(None, Toy(model), [torch.randn(16, 8) for _ in range(12)], monitor)
     assert [verdict.module for verdict in monitor.verdicts if verdict.rule == "dead_units"] == ["net.0"]
     assert {layer.name for layer in monitor._run.layers} == {"net.0", "net.1", "net.2"}

@@ -26,11 +26,6 @@ def convolutions():
     return nn.Sequential(*net, nn.Sigmoid())
 
 
-def lazy():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
-
-
 def tokens():
     """Its channels stand in the last dimension."""
     torch.manual_seed(0)
@@ -62,8 +57,10 @@ def assert_logged(folder, model, data, dim=1, **options):
 HALF = [batch.bfloat16() for batch in batches(4, 4)]
 TOKENS = {"data": [normal(2, 7, 4)] * 2, "dim": -1}
 CASES = {
-    "lazy layers, whose weights have no shape when the fit starts": (lazy, {"data": pictures(4, 4)}),
-    "a convolutional net": (convolutions, {"data": pictures(3, 3, 3)}),
+    "lazy layers, whose weights have no shape when the fit starts": (
+        lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)),
+        {"data": pictures(4, 4)},
+    ),
     "unequal micro-batches": (convolutions, {"data": pictures(3, 1, 4, 2), "accumulate_grad_batches": 2}),
     "tokens, whose channels are the last dimension": (tokens, TOKENS),
     "half precision, which has its own limits": (lambda: mlp().bfloat16(), {"data": HALF}),

@@ -14,9 +14,6 @@ from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure.statistics import DERIVED, FORMULAS
 from hookboard.model.sites import ROLES, Site
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
 OWN = re.compile(r" (Default|Here)\b.*")
 """Where the words that all callbacks share end, and those about one callback begin."""
 
@@ -29,9 +26,12 @@ def documented(name):
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
-def test_every_argument_is_documented_in_the_order_of_the_signature(name):
+def test_every_argument_in_order_what_raises_and_an_example_are_documented(name):
     parameters = inspect.signature(getattr(hookboard, name)).parameters
     assert list(documented(name)) == list(parameters)
+    text = inspect.getdoc(getattr(hookboard, name))
+    assert "Raises:\n" in text
+    assert "Examples:\n    >>> " in text
 
 
 def test_equal_arguments_have_equal_words():
@@ -42,13 +42,6 @@ def test_equal_arguments_have_equal_words():
     assert {argument: texts for argument, texts in found.items() if len(texts) > 1} == {}
 
 
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_what_raises_and_an_example_are_documented(name):
-    text = inspect.getdoc(getattr(hookboard, name))
-    assert "Raises:\n" in text
-    assert "Examples:\n    >>> " in text
-
-
 @pytest.mark.parametrize("name", ["ActivationLogger", "GradientLogger", "ParameterLogger"])
 def test_every_statistic_is_in_the_docstrings(name):
     words = {*re.findall(r"\w+", documented(name)["statistics"])}
@@ -56,13 +49,11 @@ def test_every_statistic_is_in_the_docstrings(name):
     assert {*FORMULAS, *DERIVED, *own} - words == set()
 
 
-OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(hookboard, name), PictureLogger)]
-
-
 def test_every_kind_of_tag_is_on_the_page_of_loggers():
     logged = [role for role, traits in ROLES.items() if traits.kind]
     kinds = {f"{ROLES[role].kind}_" for role in logged}
     kinds |= {Site("", role).histogram_tag().removesuffix("model") for role in logged}
-    kinds |= {f"{each.kind}/" for each in OF_PICTURES if each.kind}
-    page = (DOCS / "loggers.md").read_text()
+    of_pictures = [each for name in CALLBACKS if issubclass(each := getattr(hookboard, name), PictureLogger)]
+    kinds |= {f"{each.kind}/" for each in of_pictures if each.kind}
+    page = (Path(__file__).parents[2] / "docs" / "loggers.md").read_text()
     assert [kind for kind in sorted(kinds) if f"`{kind}" not in page] == []

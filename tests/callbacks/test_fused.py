@@ -23,14 +23,12 @@ class Student(LightningModule):
         super().__init__()
         self.teacher = encoder(norm_first)
         self.student = encoder(norm_first, dropout=0.1)
-        self.leaves_grad_on, self.is_switched_late = leaves_grad_on, is_switched_late
-        self.losses = []
+        self.leaves_grad_on, self.losses = leaves_grad_on, []
         if not is_switched_late:
             self.teacher.eval().requires_grad_(False)
 
     def training_step(self, batch):
-        if self.is_switched_late:
-            self.teacher.eval().requires_grad_(False)
+        self.teacher.eval().requires_grad_(False)
         with torch.set_grad_enabled(self.leaves_grad_on):
             taught = self.teacher(batch)
         loss = (self.student(batch) - taught).square().mean()
@@ -50,7 +48,7 @@ class Student(LightningModule):
 def trained(*callbacks, **options):
     model = Student(**options)
     fit(None, model, sequences(3, 3, 3), *callbacks, limit_val_batches=2, num_sanity_val_steps=1, val_check_interval=1)
-    return torch.stack(model.losses), [weight.detach() for weight in model.parameters()]
+    return [str(loss.item()) for loss in model.losses], [weight.tolist() for weight in model.parameters()]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the start of training")
@@ -59,10 +57,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Found .* in eval mode at the sta
 @pytest.fixture(autouse=True)
 def _without_a_logger(monkeypatch):
     monkeypatch.setattr("hookboard.loops.callback.HookboardCallback.needs_logger", False)
-
-
-def same(one, other):
-    return torch.equal(one[0].nan_to_num(7.0), other[0].nan_to_num(7.0)) and all(map(torch.equal, one[1], other[1]))
 
 
 def every_watch():
@@ -83,7 +77,7 @@ def every_watch():
 def test_a_frozen_teacher_teaches_the_same(grad, late, norm_first):
     """Beside each callback alone it does in tests/combinations."""
     options = {"norm_first": norm_first, "leaves_grad_on": grad, "is_switched_late": late}
-    assert same(trained(*every_watch(), **options), trained(**options))
+    assert trained(*every_watch(), **options) == trained(**options)
 
 
 def test_nothing_stays_on_the_layers(tmp_path):

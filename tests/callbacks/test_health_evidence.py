@@ -6,10 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from callbacks.course import Course, of_layer, ratio, shortened
+from attending import Predicts, counting, heads_of, language_model, recorded_calls
+from callbacks.course import Course, looks_of, of_layer, ratio, shortened
 from callbacks.user_program import Does
-from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from recorded import CROSS_ENTROPY, EVERY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
+from toys import fit
 
 from hookboard import HealthMonitor, watch
 
@@ -174,3 +176,43 @@ def test_a_large_weight_of_a_class_of_its_own_is_compared_whole(is_trained):
     for role, exact in {"parameter_before": before, "parameter_update": after - before}.items():
         size = exact.square().mean().sqrt().item()
         assert (found[role].count, found[role].rms) == (200_000, pytest.approx(size, rel=1e-5))
+
+
+def said_of_attention(monkeypatch, net, rate):
+    """The verdicts by layer, and the numbers of the heads of the first layer at each look."""
+    calls = recorded_calls(monkeypatch)
+    monitor = HealthMonitor(every_n_steps=EVERY, audit=False)
+    fit(None, Predicts(net, rate), counting(80), monitor)
+    heads = [heads_of(calls[2 * step : 2 * step + 2])[0] for step in looks_of(80)]
+    found = {one.module: one for one in monitor.verdicts if one.rule == "activation_scale"}
+    return found, heads
+
+
+def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):
+    found, heads = said_of_attention(monkeypatch, language_model(), 0.3)
+    assert found.keys() == {"net.1.attention", "net.2.attention"}
+    assert all("QK norm" in one.advice or one.follows_from == ("update_too_large", "") for one in found.values())
+    before, now, head, entropy_before, entropy = numbers(
+        ("largest attention logit rose from # at the first measurement to # in head #, whose entropy fell from # to #"),
+        found["net.1.attention"].evidence,
+    )
+    head = int(head)
+    (first_logits, first_entropies), last = heads[0], heads[-1]
+    assert before == shortened(first_logits[head].max(), 3)
+    assert entropy_before == shortened(first_entropies[head].mean(), 2)
+    assert head == int(last[0].amax(1).argmax())
+    assert now == shortened(last[0][head].max(), 3)
+    assert entropy == shortened(last[1][head].mean(), 2)
+
+
+def test_heads_that_all_look_at_one_key_from_the_start(monkeypatch):
+    net = language_model()
+    net[1].attention.qkv.weight.data[:32] *= 100
+    found, heads = said_of_attention(monkeypatch, net, 1e-6)
+    count, entropy, largest = numbers(
+        "each of its # heads attends to a single key: the entropy of its attention is at most #, with logits up to #",
+        found["net.1.attention"].evidence,
+    )
+    assert count == 2
+    assert any(entropy == shortened(entropies.mean(1).max(), 2) for _, entropies in heads)
+    assert any(largest == shortened(logits.max(), 3) for logits, _ in heads)

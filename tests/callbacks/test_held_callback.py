@@ -11,28 +11,19 @@ from lightning.pytorch import Callback
 from torch import nn
 from toys import Toy, trainer
 
-from hookboard import (
-    ActivationLogger,
-    CAMLogger,
-    FeatureMapLogger,
-    GradientLogger,
-    HealthMonitor,
-    Intervention,
-    KernelLogger,
-    ParameterLogger,
-    Scale,
-)
+import hookboard
+from hookboard import HealthMonitor, Scale
 
 BOTH = ["train", "validate"]
-MAKE = {
-    "ActivationLogger": lambda: ActivationLogger(every_n_steps=1, stages=BOTH, histogram=True),
-    "GradientLogger": lambda: GradientLogger(every_n_steps=1, roles=["grad_output", "grad_input", "parameter_grad"]),
-    "ParameterLogger": lambda: ParameterLogger(every_n_steps=1, statistics=["mean", "update_ratio"]),
-    "FeatureMapLogger": lambda: FeatureMapLogger(every_n_steps=1),
-    "HealthMonitor": lambda: HealthMonitor(every_n_steps=1),
-    "KernelLogger": lambda: KernelLogger(every_n_steps=1),
-    "CAMLogger": lambda: CAMLogger(every_n_steps=1),
-    "Intervention": lambda: Intervention(Scale(0.5), "net.0", stages=BOTH),
+OPTIONS = {
+    "ActivationLogger": {"every_n_steps": 1, "stages": BOTH, "histogram": True},
+    "GradientLogger": {"every_n_steps": 1, "roles": ["grad_output", "grad_input", "parameter_grad"]},
+    "ParameterLogger": {"every_n_steps": 1, "statistics": ["mean", "update_ratio"]},
+    "FeatureMapLogger": {"every_n_steps": 1},
+    "HealthMonitor": {"every_n_steps": 1},
+    "KernelLogger": {"every_n_steps": 1},
+    "CAMLogger": {"every_n_steps": 1},
+    "Intervention": {"rule": Scale(0.5), "modules": "net.0", "stages": BOTH},
 }
 
 # The input pictures need no gradient, and SGD and ReLU lack what others have.
@@ -44,21 +35,6 @@ def model():
     return Toy(nn.Sequential(*conv, nn.Linear(4, 5)))
 
 
-class Pictures(torch.utils.data.Dataset):
-    """Makes each batch anew, and keeps a weak reference to it."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        pictures = torch.randn(4, 3, 8, 8)
-        self.seen.append(weakref.ref(pictures))
-        return pictures
-
-
 class FailsInTheSecondStep(Callback):
     def on_before_backward(self, trainer, pl_module, loss):
         if trainer.global_step == 1:
@@ -66,7 +42,14 @@ class FailsInTheSecondStep(Callback):
 
 
 def loader(seen):
-    return torch.utils.data.DataLoader(Pictures(seen), batch_size=None)
+    """Makes each of two batches anew, and keeps a weak reference to it."""
+
+    def pictures(_):
+        made = torch.randn(4, 3, 8, 8)
+        seen.append(weakref.ref(made))
+        return made
+
+    return torch.utils.data.DataLoader(range(2), batch_size=None, collate_fn=pictures)
 
 
 def run(folder, callback, how):
@@ -89,11 +72,11 @@ HOW = [("a fit", False), ("a fit", True), ("a fit that fails", True), ("a valida
 
 
 @pytest.mark.parametrize(("how", "is_late"), HOW, ids=lambda each: {True: "late", False: "at once"}.get(each))
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, is_late, tmp_path, monkeypatch):
     if is_late:
         make_late(monkeypatch)
-    callback = MAKE[name]()
+    callback = getattr(hookboard, name)(**OPTIONS[name])
     held = run(tmp_path, callback, how)
     gc.collect()
     assert [what for what, reference in held.items() if reference() is not None] == []

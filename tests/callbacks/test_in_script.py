@@ -19,16 +19,12 @@ def options(monkeypatch):
     return given
 
 
-def monitors(run):
-    return [one for one in run.callbacks if isinstance(one, HealthMonitor)]
-
-
 def test_a_trainer_gets_one_monitor_with_the_options_however_often_it_fits(tmp_path, options):
     options.update(off=["dropout"], stop_on="alarm")
     run = trainer(tmp_path)
     script.before_fit(run)
     script.before_fit(run)
-    (monitor,) = monitors(run)
+    (monitor,) = (one for one in run.callbacks if isinstance(one, HealthMonitor))
     assert (monitor.rules, monitor.stop_on, monitor.state_dict()) == (["*", "!dropout"], "alarm", {})
 
 
@@ -36,7 +32,7 @@ def test_a_trainer_that_has_a_monitor_keeps_it_alone(tmp_path):
     own = HealthMonitor()
     run = trainer(tmp_path, own)
     script.before_fit(run)
-    assert monitors(run) == [own]
+    assert [one for one in run.callbacks if isinstance(one, HealthMonitor)] == [own]
 
 
 def test_a_checkpoint_has_nothing_of_the_monitor(tmp_path):

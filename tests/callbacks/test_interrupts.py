@@ -35,9 +35,8 @@ def test_ctrl_c_at_a_random_moment_of_a_training_leaves_nothing(make):
         assert not left_by(run, model, None)
     model, run = make()
     left_by(run, model, all_of_them := Moments())
-    moments = random.Random(0).sample(sorted(all_of_them.places.values()), TRIED)
     left = {}
-    for moment in moments:
+    for moment in random.Random(0).sample(sorted(all_of_them.places.values()), TRIED):
         model, run = make()
         tried = Moments(moment)
         if found := left_by(run, model, tried):
@@ -100,12 +99,10 @@ def test_no_mode_of_the_users_is_lost_while_one_of_ours_comes_and_goes():
 
 
 def test_what_is_computed_plainly_ends_with_its_function():
-    def asked():
-        return torch.is_grad_enabled()
-
+    asked = computing_plainly(lambda: torch.is_grad_enabled())
     with torch.no_grad():
-        assert computing_plainly(asked)()
-        assert not at_each_instruction(lambda: as_own_call(computing_plainly(asked)), lambda: None)
+        assert asked()
+        assert not at_each_instruction(lambda: as_own_call(asked), lambda: None)
 
 
 def test_a_listener_to_backward_passes_goes():

@@ -11,30 +11,25 @@ from hookboard import ActivationLogger, Clamp, GradientLogger, Intervention, Noi
 ROLES = ["input", "output", "grad_input", "grad_output"]
 
 
-class ByHand(nn.Module):
-    """A network of three layers, with a change around the last."""
+class Changes(nn.Module):
+    """Changes what passes, or its gradient."""
 
-    def __init__(self, role, change):
+    def __init__(self, change, is_of_gradient):
         super().__init__()
-        self.net = mlp()
-        self.role, self.change = role, change
+        self.change, self.is_of_gradient = change, is_of_gradient
 
     def forward(self, x):
-        x = self.net[:2](x)
-        x = self.at("input", x)
-        x = self.gradient_at("grad_input", x)
-        x = self.net[2](x)
-        x = self.at("output", x)
-        return self.gradient_at("grad_output", x)
-
-    def at(self, role, x):
-        return self.change(x) if role == self.role else x
-
-    def gradient_at(self, role, x):
-        if role == self.role and x.requires_grad:
-            x = x * 1.0
-            x.register_hook(self.change)
+        if not self.is_of_gradient:
+            return self.change(x)
+        x = x * 1.0
+        x.register_hook(self.change)
         return x
+
+
+def by_hand(role, change):
+    """The three layers, with a change before or behind the last."""
+    net, changes = mlp(), Changes(change, role.startswith("grad"))
+    return nn.Sequential(*net[:2], changes, net[2]) if role.endswith("input") else nn.Sequential(*net, changes)
 
 
 def weights(model):
@@ -44,12 +39,12 @@ def weights(model):
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("make", [lambda: Noise(0.1), lambda: Zero([1])])
 def test_training_is_that_of_a_model_into_which_the_change_is_written(tmp_path, role, make):
-    edited, by_hand, untouched = Toy(mlp()), Toy(ByHand(role, make())), Toy(mlp())
+    edited, changed, untouched = Toy(mlp()), Toy(by_hand(role, make())), Toy(mlp())
     data = batches(*[4] * 6)
     fit(None, edited, data, Intervention(make(), "net.2", role=role), accumulate_grad_batches=2)
-    fit(None, by_hand, data, accumulate_grad_batches=2)
+    fit(None, changed, data, accumulate_grad_batches=2)
     fit(None, untouched, data, accumulate_grad_batches=2)
-    assert all(torch.equal(a, b) for a, b in zip(weights(edited), weights(by_hand), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights(edited), weights(changed), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(weights(edited), weights(untouched), strict=True))
 
 

@@ -70,6 +70,7 @@ def values_in(tensor):
 
 
 NAMES = ("net.first", "net.gives", "net.last")
+ASKED = tuple(FORMULAS)
 
 
 class Between(nn.Module):
@@ -78,13 +79,8 @@ class Between(nn.Module):
     def __init__(self, make):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.gives, self.takes, self.last = (
-            nn.Linear(4, 4),
-            Does(make),
-            Does(lambda given: None),
-            nn.Linear(4, 3),
-        )
-        self.kept = {}
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.gives, self.takes = Does(make), Does(lambda given: None)
 
     def forward(self, x):
         x = self.first(x)
@@ -103,15 +99,11 @@ def run(folder, make, *watching):
     return model, [text for text in said if "is switched off from now on" in text]
 
 
-ASKED = tuple(FORMULAS)
-
-
 @pytest.mark.parametrize("make", UNREAD.values(), ids=UNREAD)
 def test_a_tensor_with_values_in_a_way_of_its_own_is_named_and_its_neighbours_are_measured(tmp_path, make):
     outputs = ActivationLogger(list(NAMES), statistics=ASKED, stages="validate")
-    model, off = run(tmp_path, make, outputs)
-    assert len(off) == 1
-    assert "output of 'net.gives'" in off[0]
+    model, (off,) = run(tmp_path, make, outputs)
+    assert "output of 'net.gives'" in off
     measured = {reading.site.name: reading for reading in outputs.readings}
     assert measured.keys() == {"net.first", "net.last"}
     for name, reading in measured.items():
@@ -175,13 +167,10 @@ def test_a_nested_tensor_is_edited():
     assert torch.allclose(values_in(seen["gives"].output), 2 * first.flatten())
 
 
-def ragged(**options):
-    return torch.nested.nested_tensor([torch.arange(4.0), torch.ones(2)], **options)
-
-
+PARTS = [torch.arange(4.0), torch.ones(2)]
 PARAMETERS = {
-    "nested": (ragged, False),
-    "jagged": (lambda: ragged(layout=torch.jagged), True),
+    "nested": (lambda: torch.nested.nested_tensor(PARTS), False),
+    "jagged": (lambda: torch.nested.nested_tensor(PARTS, layout=torch.jagged), True),
     "coo": (lambda: torch.eye(3).to_sparse(), True),
     "float8": (lambda: torch.arange(4.0).view(2, 2).to(torch.float8_e4m3fn), False),
     "empty": (lambda: torch.zeros(0, 4), True),
@@ -194,7 +183,7 @@ class Holds(nn.Linear):
 
     def __init__(self, make, trained):
         super().__init__(4, 3)
-        self.odd, self.before = nn.Parameter(make(), requires_grad=trained), None
+        self.odd = nn.Parameter(make(), requires_grad=trained)
 
     def forward(self, x):
         self.before = values_in(self.odd.detach()).double()

@@ -55,20 +55,11 @@ def launched(monkeypatch):
     return found
 
 
-class Marked:
-    """A model that notes how much has been launched when a step begins."""
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.marks.append(len(self.launched))
-
-    def on_train_end(self):
-        self.marks.append(len(self.launched))
-
-
-def marked(model, launched):
-    model.__class__ = type("Marked", (Marked, type(model)), {})
-    vars(model).update(marks=[], launched=launched)
-    return model
+def marks_in(model, launched):
+    """How much has been launched when each step begins, and at the end."""
+    marks = []
+    model.on_train_batch_start = model.on_train_end = lambda *args: marks.append(len(launched))
+    return marks
 
 
 WATCHED = {
@@ -85,20 +76,23 @@ WATCHED = {
 
 @pytest.mark.parametrize("callback", WATCHED.values(), ids=WATCHED)
 def test_nothing_is_launched_in_a_step_that_is_not_due(tmp_path, device, launched, callback):
-    model = marked(Adam(convolutional()), launched)
+    model = Adam(convolutional())
+    marks = marks_in(model, launched)
     train(tmp_path, device, callback(), model=model, data=batches(*[8] * 8))
     # The monitor copies the loss, which it reads at the next look.
     copied = {"clone", "copy_"} if callback is WATCHED["HealthMonitor"] else set()
-    assert {name for name, _ in launched[model.marks[FIRST] : model.marks[-2]]} <= copied
+    assert {name for name, _ in launched[marks[FIRST] : marks[-2]]} <= copied
 
 
 def test_nothing_is_launched_in_training_steps_for_pictures_of_validation(tmp_path, device, launched):
-    model = marked(classifier(), launched)
+    model = classifier()
+    marks = marks_in(model, launched)
     train(tmp_path, device, CAMLogger("net.1", every_n_steps=NEVER), model=model, data=PICTURES, **VALIDATED)
-    assert launched[model.marks[FIRST] : model.marks[-2]] == []
+    assert launched[marks[FIRST] : marks[-2]] == []
 
 
 def test_what_is_launched_in_a_due_step_is_seen(tmp_path, device, launched):
-    model = marked(Toy(mlp()), launched)
+    model = Toy(mlp())
+    marks = marks_in(model, launched)
     train(tmp_path, device, ActivationLogger(every_n_steps=1), model=model)
-    assert launched[model.marks[FIRST] : model.marks[FIRST + 1]]
+    assert launched[marks[FIRST] : marks[FIRST + 1]]
