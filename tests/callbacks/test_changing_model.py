@@ -3,12 +3,13 @@
 import pytest
 import torch
 from callbacks.heard import warnings_of
+from callbacks.user_program import Does
 from oracle import assert_true
 from torch import nn
-from torch.nn.utils import prune
-from toys import EachStep, Toy, batches, fit, hooked, mlp, scalars
+from torch.nn.utils import parametrizations, parametrize, prune
+from toys import EachStep, Toy, batches, fit, hooked, images, mlp, scalars
 
-from hookboard import ActivationLogger, GradientLogger, Intervention, ParameterLogger, Zero
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Zero
 from hookboard.measure.statistics import FORMULAS
 
 
@@ -168,3 +169,47 @@ def test_patterns_that_do_not_mean_the_root_leave_its_parameters_out(tmp_path, m
     logger = ParameterLogger(modules)
     fit(tmp_path, Scales(), batches(4), logger)
     assert "scale" not in of(logger, "parameter")
+
+
+# Weights that a parametrization computes: none is computed for hookboard.
+
+
+PICTURES = [batch.view(2, 3, 8, 8) for batch in batches(2, 2, 2, 2, width=192)]
+
+
+def convolutions():
+    return Toy(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)))
+
+
+def test_a_parametrization_is_not_called_for_what_is_read(tmp_path):
+    def calls_beside(*callbacks):
+        calls, model = [], convolutions()
+        counts = Does(lambda weight: calls.append(1) or weight.abs())
+        parametrize.register_parametrization(model.net[0], "weight", counts, unsafe=True)
+        fit(tmp_path, model, PICTURES, *callbacks)
+        return len(calls)
+
+    readers = [kind(every_n_steps=1) for kind in (ParameterLogger, HealthMonitor, KernelLogger)]
+    assert calls_beside(*readers) == calls_beside()
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, parametrizations.weight_norm])
+def test_the_originals_are_logged_and_kernels_are_left_out(tmp_path, wrap, lines):
+    model, logger = convolutions(), ParameterLogger(every_n_steps=1)
+    wrap(model.net[0])
+    fit(tmp_path, model, PICTURES, logger, KernelLogger(every_n_steps=1))
+    names = {reading.site.name for reading in logger.readings if "0.param" in reading.site.name}
+    assert names == {name for name, _ in model.named_parameters() if "parametrizations" in name}
+    assert "net.0.weight" not in {reading.site.name for reading in logger.readings}
+    assert list(images(tmp_path)) == ["kernels/net.2"]
+    assert "KernelLogger leaves out net.0: their weights are pruned or parametrized." in "".join(lines)
+
+
+def test_what_a_parametrization_computes_with_belongs_to_the_layer_that_uses_it():
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    nn.init.constant_(model[0].bias, -10.0)
+    parametrizations.weight_norm(model[0])
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Toy(model), [torch.randn(16, 8) for _ in range(12)], monitor)
+    assert [verdict.module for verdict in monitor.verdicts if verdict.rule == "dead_units"] == ["net.0"]
+    assert {layer.name for layer in monitor._run.layers} == {"net.0", "net.1", "net.2"}

@@ -1,13 +1,13 @@
-"""Quantiles, shares of channels and values, and headroom, as they are logged, against raw tensors."""
+"""Quantiles, shares and headroom as they are logged, and steps with two backward passes, against raw tensors."""
 
 import pytest
 import torch
-from oracle import assert_derived, normal
+from oracle import assert_derived, assert_true, normal
 from torch import nn
 from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
-from hookboard.measure.statistics import DERIVED
+from hookboard.measure.statistics import DERIVED, FORMULAS
 
 ALL = tuple(DERIVED)
 
@@ -93,3 +93,31 @@ def test_of_a_parameter_a_dead_unit_has_nothing_but_zeros_for_weights(tmp_path):
     assert found["net.2.weight"]["dead_fraction"] == pytest.approx(1 / 3)
     for name, parameter in model.named_parameters():
         assert_derived(found[name], [parameter], 0)
+
+
+class TwoBackwards(Toy):
+    automatic_optimization = False
+
+    def training_step(self, batch):
+        output = self.net(batch)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(output.square().mean(), retain_graph=True)
+        self.manual_backward(output.sum())
+        optimizer.step()
+
+
+class Penalized(Toy):
+    def training_step(self, batch):
+        x = batch.clone().requires_grad_()
+        output = self.net(x)
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return output.square().mean() + slope.square().mean()
+
+
+@pytest.mark.parametrize("model", [TwoBackwards, Penalized])
+def test_two_backwards_through_one_graph_and_an_inner_autograd_grad_both_count(tmp_path, model):
+    logger = GradientLogger("net.2", statistics=tuple(FORMULAS))
+    fit(tmp_path, model(mlp()), batches(4), logger)
+    output = mlp()(batches(4)[0])
+    assert_true(logger.readings[0].statistics, [torch.ones_like(output), 2 * output / output.numel()])

@@ -293,3 +293,52 @@ def test_an_optimizer_that_never_steps_is_said_to_be_so(every, said):
     alarms = [one for one in monitor.verdicts if one.severity == "alarm"]
     assert [one.module for one in alarms] == said
     assert all("the optimizer that holds its weights has never stepped" in one.evidence for one in alarms)
+
+
+class Adapted(nn.Module):
+    """Two frozen layers with an adapter each, and a head that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in (16, 16, 4))
+        self.layers[:2].requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(16, 2, bias=False) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(2, 16, bias=False) for _ in range(2))
+        for up in self.up:
+            nn.init.zeros_(up.weight)
+
+    def forward(self, x):
+        answers = x.argmax(1) % 4
+        for layer, down, up in zip(self.layers, self.down, self.up, strict=False):
+            x = torch.tanh(layer(x) + up(down(x)) * 2.0)
+        return nn.functional.cross_entropy(self.layers[2](x), answers)
+
+
+def adapted(net, rate):
+    """The verdicts of a training of adapters."""
+    model, monitor = Toy(net, loss=lambda loss: loss), HealthMonitor(every_n_steps=1)
+    model.configure_optimizers = lambda: torch.optim.AdamW(net.parameters(), rate, weight_decay=0)
+    fit(None, model, batches(*[32] * 24, width=16), monitor)
+    return monitor.verdicts
+
+
+def test_a_healthy_adapter_is_silent():
+    assert adapted(Adapted(), 3e-3) == ()
+
+
+def test_that_both_factors_are_0_is_one_alarm():
+    net = Adapted()
+    for down in net.down:
+        nn.init.zeros_(down.weight)
+    alarms = [one for one in adapted(net, 3e-3) if one.severity == "alarm"]
+    assert [one.rule for one in alarms] == ["adapters"]
+    assert "2 of 2 adapters (two factors next to a frozen weight) learn nothing" in alarms[0].evidence
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("rate", [1e-7, 0.3])
+def test_how_far_steps_move_the_factors_is_not_judged(rate):
+    net = Adapted()
+    net.layers[2].requires_grad_(False)
+    assert not {one.rule for one in adapted(net, rate)} & {"update_too_large", "update_too_small"}
