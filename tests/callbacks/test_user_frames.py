@@ -21,17 +21,10 @@ effect = Effects()
 # Tracers and profilers.
 
 
-OF_THE_LOGGER = {"log_metrics", "log_hyperparams"}
-
-
-def is_of_the_user(code):
-    return code.co_filename == __file__ and code.co_name not in OF_THE_LOGGER
-
-
 def traced(install):
     def effect_of(user):
         def trace(frame, event, arg):
-            if not is_of_the_user(frame.f_code):
+            if frame.f_code.co_filename != __file__:
                 return None
             name = getattr(arg, "__name__", "") if event.startswith("c_") else ""
             user.saw(event, frame.f_code.co_name, frame.f_lineno, name)
@@ -169,21 +162,18 @@ def objects_given_to_layers_die_with_the_call(user):
         def __del__(self):
             user.saw("an argument is gone")
 
-    class Takes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Inner()
-
-        def forward(self, x):
-            returned = self.inner(x, held=Held())
-            user.saw("the call is over")
-            return returned
-
     class Inner(nn.Module):
         def forward(self, x, held):
             return torch.relu(x) + x
 
-    user.net.append(Takes())
+    def call(x):
+        returned = user.net.inner(x, held=Held())
+        user.saw("the call is over")
+        return returned
+
+    user.net.inner = Inner()
+    user.net.calls = Does(call)
+    user.net.forward = lambda x: user.net.calls(nn.Sequential.forward(user.net[:5], x))
     user.around_fit = without_collecting
 
 
@@ -210,21 +200,6 @@ def graphs_die_with_the_step(user):
 
 
 @effect
-def what_a_forward_deletes_is_gone_at_once(user):
-    class Deletes(nn.Module):
-        def forward(self, x):
-            made = x.exp()
-            ref = weakref.ref(made)
-            kept = made.detach().sum()
-            del made
-            user.saw("alive" if ref() is not None else "gone")
-            return x * kept.sigmoid()
-
-    user.net.append(Deletes())
-    user.around_fit = without_collecting
-
-
-@effect
 def weak_references_to_weights_are_counted(user):
     user.during = lambda output: user.saw([weakref.getweakrefcount(p) for p in nn.Module.parameters(user.net)])
 
@@ -236,8 +211,12 @@ def references_to_outputs_are_counted(user):
         user.saw(sys.getrefcount(made), torch._C._storage_Use_Count(made.untyped_storage()._cdata))
         return made
 
+    def during(output):
+        user.saw(sys.getrefcount(output))
+        user.saw([torch._C._storage_Use_Count(p.untyped_storage()._cdata) for p in nn.Module.parameters(user.net)])
+
     user.net.append(Does(exp))
-    user.during = lambda output: user.saw(sys.getrefcount(output))
+    user.during = during
 
 
 @effect
@@ -255,22 +234,7 @@ def weights_die_with_their_layer(user):
 
 
 @effect
-def references_to_storages_are_counted(user):
-    def during(output):
-        made = output.exp()
-        user.saw(torch._C._storage_Use_Count(made.untyped_storage()._cdata))
-        user.saw([torch._C._storage_Use_Count(p.untyped_storage()._cdata) for p in nn.Module.parameters(user.net)])
-
-    user.during = during
-
-
-@effect
 def the_collector_is_as_the_user_set_it(user):
-    user.during = lambda output: user.saw(gc.isenabled(), gc.get_threshold(), gc.get_debug())
-
-
-@effect
-def the_collector_calls_back(user):
     def collected(phase, info):
         user.saw(phase, info["generation"]) if info["generation"] == 2 else None
 
@@ -282,6 +246,7 @@ def the_collector_calls_back(user):
             gc.callbacks.remove(collected)
 
     user.around_fit = around
+    user.during = lambda output: user.saw(gc.isenabled(), gc.get_threshold(), gc.get_debug())
 
 
 @effect
@@ -307,16 +272,15 @@ def states_are_loaded_by_swapping(user):
 
 @effect
 def a_storage_is_resized_in_a_forward(user):
-    class Frees(nn.Module):
-        def forward(self, x):
-            with torch.no_grad():
-                made = x.detach().exp()
-                total = made.sum()
-                made.untyped_storage().resize_(0)
-            user.saw(made.untyped_storage().size())
-            return x * total.sigmoid()
+    def free(x):
+        with torch.no_grad():
+            made = x.detach().exp()
+            total = made.sum()
+            made.untyped_storage().resize_(0)
+        user.saw(made.untyped_storage().size())
+        return x * total.sigmoid()
 
-    user.net.append(Frees())
+    user.net.append(Does(free))
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases())

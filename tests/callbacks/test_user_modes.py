@@ -21,71 +21,45 @@ effect = Effects()
 
 
 class Functions(TorchFunctionMode):
-    def __init__(self, user, then=lambda returned: returned):
+    """Sees each function, and draws, so that a call of ours would change what is drawn later."""
+
+    def __init__(self, user):
         super().__init__()
-        self.user, self.then = user, then
+        self.user = user
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.user.saw("function", str(resolve_name(func)))
-        return self.then(func(*args, **(kwargs or {})))
+        np.random.rand(), random.random()
+        with torch._C.DisableTorchFunction():
+            torch.rand(())
+        return func(*args, **(kwargs or {}))
 
 
 class Operations(TorchDispatchMode):
-    def __init__(self, user, then=lambda returned: returned):
+    def __init__(self, user):
         super().__init__()
-        self.user, self.then = user, then
+        self.user = user
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.user.saw("operation", str(func))
-        return self.then(func(*args, **(kwargs or {})))
+        torch.rand(()), np.random.rand(), random.random()
+        return func(*args, **(kwargs or {}))
 
 
-def draws_too(returned):
-    np.random.rand(), random.random()
-    with torch._C.DisableTorchFunction():
-        torch.rand(())
-    return returned
-
-
-def draws_in_dispatch(returned):
-    torch.rand(()), np.random.rand(), random.random()
-    return returned
-
-
-def scales_a_little(returned):
-    if isinstance(returned, torch.Tensor) and returned.is_floating_point() and returned.dim() == 2:
-        with torch._C.DisableTorchFunction():
-            return returned * 1.01
-    return returned
-
-
-def mode(where, kind, then):
+def mode_in_a_layer(kind):
     def effect_of(user):
-        def context():
-            return kind(user, then) if then else kind(user)
-
-        if where == "layer":
-            user.net[4] = Within(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), context)
-        else:
-            setattr(user, f"around_{where}", context)
+        user.net[4] = Within(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), lambda: kind(user))
 
     return effect_of
 
 
 effect |= {
-    "a function mode around the fit counts": mode("fit", Functions, None),
-    "a function mode around the step counts": mode("step", Functions, None),
-    "a function mode in a forward counts": mode("layer", Functions, None),
-    "a function mode around the fit draws": mode("fit", Functions, draws_too),
-    "a function mode around the step draws": mode("step", Functions, draws_too),
-    "a function mode in a forward draws": mode("layer", Functions, draws_too),
-    "a function mode around the step changes results": mode("step", Functions, scales_a_little),
-    "a dispatch mode around the fit counts": mode("fit", Operations, None),
-    "a dispatch mode around the step counts": mode("step", Operations, None),
-    "a dispatch mode in a forward counts": mode("layer", Operations, None),
-    "a dispatch mode around the fit draws": mode("fit", Operations, draws_in_dispatch),
-    "a dispatch mode around the step draws": mode("step", Operations, draws_in_dispatch),
-    "a dispatch mode in a forward draws": mode("layer", Operations, draws_in_dispatch),
+    "a function mode is around the fit": lambda user: setattr(user, "around_fit", lambda: Functions(user)),
+    "a function mode is around the step": lambda user: setattr(user, "around_step", lambda: Functions(user)),
+    "a function mode is in a forward": mode_in_a_layer(Functions),
+    "a dispatch mode is around the fit": lambda user: setattr(user, "around_fit", lambda: Operations(user)),
+    "a dispatch mode is around the step": lambda user: setattr(user, "around_step", lambda: Operations(user)),
+    "a dispatch mode is in a forward": mode_in_a_layer(Operations),
 }
 
 
@@ -190,30 +164,10 @@ def tensor_class(user):
 
 
 @effect
-def an_input_has_a_class_of_the_users(user):
-    kind = tensor_class(user)
-    user.given = lambda batch: batch.as_subclass(kind)
-    user.output = lambda output: output.as_subclass(torch.Tensor)
-
-
-@effect
-def a_target_has_a_class_of_the_users(user):
+def inputs_targets_outputs_and_the_loss_have_a_class_of_the_users(user):
     kind = tensor_class(user)
     user.data = [(batch, batch.as_subclass(kind)) for batch in user.data]
-    user.given = lambda batch: batch[0]
-
-
-@effect
-def the_loss_has_a_class_of_the_users(user):
-    kind = tensor_class(user)
-    user.output = lambda output: output.as_subclass(kind)
-
-
-@effect
-def the_output_of_a_layer_has_a_class_of_the_users(user):
-    kind = tensor_class(user)
-    user.net.insert(3, Does(lambda x: x.as_subclass(kind)))
-    user.net.insert(5, Does(lambda x: x.as_subclass(torch.Tensor)))
+    user.given = lambda batch: batch[0].as_subclass(kind)
 
 
 @effect

@@ -34,14 +34,18 @@ def a_module_has_methods_of_its_own(user):
     user.net = kind(inner, kind(old[1], old[2]), *old[3:])
 
 
-def net_of(user, kind):
-    """A network whose root and whose last part are of a class, which has the methods of a Sequential."""
-    return kind(*user.net[:4], kind(user.net[4]))
-
-
 @effect
-def modules_are_true_or_false(user):
-    class Judged(nn.Sequential):
+def modules_are_copied_judged_and_asked_by_methods_of_their_own(user):
+    class Asked(type):
+        def __instancecheck__(cls, instance):
+            user.saw("instance")
+            return super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass):
+            user.saw("subclass")
+            return super().__subclasscheck__(subclass)
+
+    class Own(nn.Sequential, metaclass=Asked):
         def __bool__(self):
             user.saw("bool")
             return False
@@ -50,12 +54,6 @@ def modules_are_true_or_false(user):
             user.saw("contains")
             return False
 
-    user.net = net_of(user, Judged)
-
-
-@effect
-def modules_are_copied_by_their_own_method(user):
-    class Copied(nn.Sequential):
         def __deepcopy__(self, memo):
             user.saw("deepcopy")
             return self
@@ -68,26 +66,20 @@ def modules_are_copied_by_their_own_method(user):
             user.saw("getstate")
             return self.__dict__
 
-    user.net = net_of(user, Copied)
-
-
-@effect
-def a_module_makes_what_it_has_not(user):
-    class Makes(nn.Sequential):
         def __getattr__(self, name):
             try:
-                return super().__getattr__(name)
+                return nn.Module.__getattr__(self, name)
             except AttributeError:
                 user.saw("asked for", name)
                 raise
 
-    user.net = net_of(user, Makes)
+    user.net = Own(*user.net[:4], Own(user.net[4]))
 
 
-NAMES = (
-    "weight bias in_features out_features eps momentum num_heads head_dim embed_dim p dim kernel_size stride padding"
-)
-NAMES += " running_mean num_experts top_k config dtype device loss logits vocab_size num_features affine hidden_size"
+NAMES = """
+weight bias in_features out_features eps momentum num_heads head_dim embed_dim p dim kernel_size stride padding
+running_mean num_experts top_k config dtype device loss logits vocab_size num_features affine hidden_size
+"""
 
 
 @effect
@@ -96,7 +88,7 @@ def a_module_has_properties_that_compute(user):
         return property(lambda self: user.saw(name) or 1)
 
     kind = type("Computing", (nn.Sequential,), {name: property_of(name) for name in NAMES.split()})
-    user.net = net_of(user, kind)
+    user.net = kind(*user.net[:4], kind(user.net[4]))
 
 
 @effect
@@ -118,20 +110,6 @@ def a_list_of_modules_is_walked(user):
     user.net.append(Walks())
 
 
-@effect
-def the_class_of_a_module_is_asked(user):
-    class Asked(type):
-        def __instancecheck__(cls, instance):
-            user.saw("instance")
-            return super().__instancecheck__(instance)
-
-        def __subclasscheck__(cls, subclass):
-            user.saw("subclass")
-            return super().__subclasscheck__(subclass)
-
-    user.net = net_of(user, Asked("Classy", (nn.Sequential,), {}))
-
-
 # Hooks.
 
 
@@ -142,55 +120,35 @@ def hooks_of_the_user_count(user):
         layer.register_forward_hook(lambda *args: user.saw("after") and None)
         layer.register_forward_hook(lambda *args, **kwargs: user.saw("named") and None, with_kwargs=True)
         layer.register_forward_hook(lambda *args: user.saw("always") and None, always_call=True)
-
-
-@effect
-def hooks_on_backward_passes_count(user):
-    for layer in user.net:
-        layer.register_full_backward_pre_hook(lambda *args: user.saw("before") and None)
-        layer.register_full_backward_hook(lambda *args: user.saw("after") and None)
-
-
-def global_hooks(*registers):
-    def effect_of(user):
-        def hook(module, *args):
-            user.saw("global", type(module).__name__)
-
-        @surely
-        def around():
-            handles = [register(hook) for register in registers]
-            yield
-            for handle in handles:
-                handle.remove()
-
-        user.around_fit = around
-
-    return effect_of
-
-
-hooks = nn.modules.module
-effect |= {
-    "global hooks on forward passes count": global_hooks(
-        hooks.register_module_forward_pre_hook, hooks.register_module_forward_hook
-    ),
-    "global hooks on backward passes count": global_hooks(
-        hooks.register_module_full_backward_pre_hook, hooks.register_module_full_backward_hook
-    ),
-    "global hooks on registrations count": global_hooks(
-        hooks.register_module_parameter_registration_hook,
-        hooks.register_module_buffer_registration_hook,
-        hooks.register_module_module_registration_hook,
-    ),
-}
-
-
-@effect
-def hooks_on_states_count(user):
-    for layer in user.net:
+        layer.register_full_backward_pre_hook(lambda *args: user.saw("before going back") and None)
+        layer.register_full_backward_hook(lambda *args: user.saw("after going back") and None)
         layer.register_state_dict_pre_hook(lambda *args: user.saw("before saving"))
         layer.register_state_dict_post_hook(lambda *args: user.saw("after saving"))
         layer.register_load_state_dict_pre_hook(lambda *args: user.saw("before loading"))
         layer.register_load_state_dict_post_hook(lambda *args: user.saw("after loading"))
+
+
+@effect
+def global_hooks_count(user):
+    hooks = nn.modules.module
+    registers = [
+        hooks.register_module_forward_pre_hook,
+        hooks.register_module_forward_hook,
+        hooks.register_module_full_backward_pre_hook,
+        hooks.register_module_full_backward_hook,
+        hooks.register_module_parameter_registration_hook,
+        hooks.register_module_buffer_registration_hook,
+        hooks.register_module_module_registration_hook,
+    ]
+
+    @surely
+    def around():
+        handles = [register(lambda module, *args: user.saw(type(module).__name__)) for register in registers]
+        yield
+        for handle in handles:
+            handle.remove()
+
+    user.around_fit = around
 
 
 @effect
@@ -264,6 +222,7 @@ def copied(make):
             made = make(user.net)
             user.saw(made(torch.ones(2, 4)).sum().item())
             user.saw(hooks_of(made), sorted(vars(made[0])))
+            user.saw(b"hookboard" in pickle.dumps(made))
             held.append(made)
 
         user.during = lambda output: during(output) and None
@@ -276,14 +235,6 @@ effect |= {
     "a copy is made in the step": copied(copy.deepcopy),
     "a pickle is made in the step": copied(lambda net: pickle.loads(pickle.dumps(net))),
 }
-
-
-@effect
-def a_pickle_names_the_users_classes(user):
-    def during(output):
-        user.saw(b"hookboard" in pickle.dumps(user.net), len(pickle.dumps(user.net.state_dict())))
-
-    user.during = lambda output: during(output) and None
 
 
 @effect
@@ -303,18 +254,14 @@ def a_copy_of_an_optimizer_is_made(user):
 
 
 @effect
-def a_layer_of_the_network_is_traced_by_jit(user):
+def layers_of_the_network_are_traced_by_jit_and_fx(user):
     def during(output):
+        user.saw(torch.fx.symbolic_trace(user.net[2]).code)
         with silent():
             made = torch.jit.trace(user.net[4], torch.ones(2, 6))
         user.saw(str(made.graph).count("aten::"))
 
     user.during = lambda output: during(output) and None
-
-
-@effect
-def a_layer_of_the_network_is_read_by_fx(user):
-    user.during = lambda output: user.saw(torch.fx.symbolic_trace(user.net[2]).code)
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a loop"))
