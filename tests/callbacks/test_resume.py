@@ -48,42 +48,31 @@ class Loader:
         self.at = state["at"]
 
 
-def validation():
-    return torch.utils.data.DataLoader(Loader(batches=2).data, batch_size=None)
-
-
 class Model(LightningModule):
-    """A small classifier that falls ill as it is told to: fault to the batch from which on it lasts."""
+    """A small classifier whose first layer dies at a batch, if it is told to."""
 
-    def __init__(self, ill=None, net=None):
+    def __init__(self, dead_from=math.inf, net=None):
         super().__init__()
         torch.manual_seed(0)
         self.net = net or nn.Sequential(
             nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)
         )
         self.register_buffer("seen", torch.zeros((), dtype=torch.long))
-        self.ill = ill or {}
+        self.dead_from = dead_from
 
     def training_step(self, batch):
         x, labels = batch
         at = int(self.seen)
         self.seen += 1
-        if "dead" in self.ill and at >= self.ill["dead"]:
+        if at >= self.dead_from:
             with torch.no_grad():
                 self.net[0].weight.zero_()
                 self.net[0].bias.fill_(-1.0)
-        if at == self.ill.get("spike"):
-            x = 100 * x
         torch.manual_seed(at)
-        loss = nn.functional.cross_entropy(self.net(x), labels)
-        if at >= self.ill.get("nan", math.inf):
-            loss = loss * torch.log(-self.net[0](x).abs().sum() - 1)
-        if at >= self.ill.get("stands still", math.inf):
-            self.optimizers().param_groups[0]["lr"] = 0.0
-        return loss
+        return nn.functional.cross_entropy(self.net(x), labels)
 
     def validation_step(self, batch):
-        self.net(batch[0] + self.ill.get("other data", 0))
+        self.net(batch[0])
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -96,32 +85,37 @@ def trainer(folder, *callbacks, **options):
 
 
 class Stops(Callback):
-    """Saves a checkpoint and ends the fit after this many batches."""
+    """Saves a checkpoint behind some batches and ends the fit."""
 
-    def __init__(self, path, after=CUT):
-        self.path, self.after, self.count = path, after, 0
+    def __init__(self, path):
+        self.path, self.count = path, 0
 
     def on_train_batch_end(self, trainer, pl_module, *args):
         self.count += 1
-        if self.count == self.after:
+        if self.count == CUT:
             trainer.save_checkpoint(self.path)
             trainer.should_stop = True
 
 
-def whole(folder, make, ill=None, **options):
-    """A fit that nothing interrupts, with these callbacks."""
-    callbacks = make()
-    trainer(folder, *callbacks, **options).fit(Model(ill), Loader(), validation())
-    return callbacks
+def fit(folder, model, *callbacks, path=None, **options):
+    validation = torch.utils.data.DataLoader(Loader(batches=2).data, batch_size=None)
+    trainer(folder, *callbacks, **options).fit(model, Loader(), validation, ckpt_path=path)
 
 
-def in_two(folder, make, ill=None, **options):
-    """The same fit, interrupted in the middle and continued by another Trainer with other callbacks."""
+def whole(folder):
+    """The monitor of a fit that nothing interrupts."""
+    monitor = HealthMonitor(every_n_steps=2)
+    fit(folder, Model(), monitor)
+    return monitor
+
+
+def in_two(folder, **fault):
+    """The monitor of the second part of that fit, in which another Trainer continues what was interrupted."""
     path = folder.parent / f"{folder.name}.ckpt"
-    trainer(folder, *make(), Stops(path), **options).fit(Model(ill), Loader(), validation())
-    callbacks = make()
-    trainer(folder, *callbacks, **options).fit(Model(ill), Loader(), validation(), ckpt_path=path)
-    return callbacks
+    fit(folder, Model(**fault), HealthMonitor(every_n_steps=2), Stops(path))
+    monitor = HealthMonitor(every_n_steps=2)
+    fit(folder, Model(**fault), monitor, path=path)
+    return monitor
 
 
 def values_in(folder):
@@ -135,42 +129,22 @@ def values_in(folder):
     return found
 
 
-OF_HEALTH = ("health/", "hookboard/")
-
-
-def last_of(folder, *beginnings):
-    """Tag to the bytes that were written last, of the tags that begin so."""
-    found = values_in(folder)
-    return {tag: found[tag][max(found[tag])].SerializeToString() for tag in found if tag.startswith(beginnings)}
-
-
-def monitor(**options):
-    return [HealthMonitor(every_n_steps=2, **options)]
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_a_healthy_fit_that_is_continued_is_healthy_and_judged_by_all_its_losses(tmp_path):
-    (one,) = whole(tmp_path / "whole", monitor)
-    (two,) = in_two(tmp_path / "in two", monitor)
+def test_a_healthy_fit_that_is_continued_is_healthy_and_judged_by_all_its_losses_at_the_same_steps(tmp_path):
+    one, two = whole(tmp_path / "whole"), in_two(tmp_path / "in two")
     assert two.verdicts == one.verdicts == ()
     assert two._run.losses.first[: CUT - 1] == one._run.losses.first[: CUT - 1]
     # Those between the last look and the checkpoint are not kept.
     steps = [loss.step for loss in two._run.losses.recent]
     assert steps == [step for step in range(STEPS) if step != CUT - 1]
     assert two._run.losses.chance == one._run.losses.chance
+    assert two._run.course_steps == [step for step in one._run.course_steps if step >= CUT]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_has_begun_before_is_found_again(tmp_path):
-    (two,) = in_two(tmp_path, monitor, {"dead": 10})
-    found = {(verdict.rule, verdict.module): verdict.since for verdict in two.verdicts}
+    found = {(verdict.rule, verdict.module): verdict.since for verdict in in_two(tmp_path, dead_from=10).verdicts}
     assert found["no_gradient", "net.0"] >= CUT
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_looks_are_at_the_same_steps(tmp_path):
-    (one,), (two,) = whole(tmp_path / "whole", monitor), in_two(tmp_path / "in two", monitor)
-    assert two._run.course_steps == [step for step in one._run.course_steps if step >= CUT]
 
 
 class Pictured(Model):
@@ -182,9 +156,9 @@ class Pictured(Model):
         super().__init__(net=nn.Sequential(shape, nn.Conv2d(1, 4, 3, padding=1), nn.Flatten(), nn.Linear(16, 3)))
 
 
-def loggers(**options):
+def loggers():
     return [
-        HealthMonitor(every_n_steps=2, **options),
+        HealthMonitor(every_n_steps=2),
         ActivationLogger(every_n_steps=2, roles=["output", "input"]),
         GradientLogger(every_n_steps=2),
         ParameterLogger(every_n_steps=2, statistics=["mean", "update_ratio"]),
@@ -199,13 +173,12 @@ def two_runs(request, tmp_path_factory):
         warnings.simplefilter("ignore")
         if request.param == "late":
             make_late(patch)
-        trainer(folder / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
+        fit(folder / "whole", Pictured(), *loggers(), **options)
         # The second part ends what the first one has begun to measure.
         saves = ModelCheckpoint(folder, filename="middle", every_n_train_steps=15)
-        trainer(folder / "two", *loggers(), saves, **options, max_steps=19).fit(Pictured(), Loader(), validation())
+        fit(folder / "two", Pictured(), *loggers(), saves, **options, max_steps=19)
         time.sleep(1)  # TensorBoard reads the files of a second by their names, the tenth before the ninth
-        again = trainer(folder / "two", *loggers(), **options)
-        again.fit(Pictured(), Loader(), validation(), ckpt_path=folder / "middle.ckpt")
+        fit(folder / "two", Pictured(), *loggers(), path=folder / "middle.ckpt", **options)
     return folder / "whole", folder / "two"
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attending import ForTransformers, Predicts, language_model
+from callbacks.user_program import Does
 from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, sized
 from torch import nn
 from toys import fit, fit_in_transformers
@@ -71,15 +72,10 @@ def test_no_row_is_named_where_the_loss_of_all_has_grown(tmp_path):
     assert f"check the samples of batch {BAD}" in verdict.advice
 
 
-class Logarithm(nn.Module):
-    def forward(self, x):
-        return x.clamp(min=-50).add(50).log()
-
-
 def test_a_nan_names_the_rows_whose_loss_is_not_finite(tmp_path):
     data = classes()
     data[BAD][0][ROW] = -1e6  # clamped, and then the logarithm of 0
-    monitor, _ = monitored(tmp_path, data, sized(Logarithm, linear(8, 3)))
+    monitor, _ = monitored(tmp_path, data, sized(lambda: Does(lambda x: x.clamp(min=-50).add(50).log()), linear(8, 3)))
     (verdict,) = verdicts(monitor, "nonfinite")
     row, rows, usual = numbers(
         "row # has a loss of nan in cross_entropy() (median of # rows: #)", verdict.evidence.lower()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from callbacks.course import Course, looks_of, shortened
+from callbacks.user_program import Does
 from recorded import CROSS_ENTROPY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 
@@ -193,26 +194,21 @@ def test_the_share_of_updates_that_most_layers_lose_in_rounding(tmp_path):
     assert (share, layers) == (round(100 * np.median(sick)), len(sick))
 
 
-class Finite(nn.Module):
-    def forward(self, x):
-        return x.nan_to_num(neginf=0.0)
+def finite():
+    return Does(lambda x: x.nan_to_num(neginf=0.0))
 
 
 def test_the_share_of_the_input_that_is_not_finite(tmp_path):
     holes = torch.arange(256).reshape(32, 8) % 37 == 5
     data = [(x.masked_fill(holes, torch.nan), y) for x, y in classes()]
-    model = Recorded(sized(Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
+    model = Recorded(sized(finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
     (share,) = numbers("#% of the values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
     assert share == shortened(100 * (~np.isfinite(model.batch)).mean(), 3)
 
 
-class Masked(nn.Module):
-    def forward(self, x):
-        return x.masked_fill(x < 0, -torch.inf)
-
-
 def test_the_loss_where_a_layer_gives_inf_that_a_later_one_takes_away(tmp_path):
-    model = Recorded(sized(linear(8, 8), Masked, Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
+    net = sized(linear(8, 8), lambda: Does(lambda x: x.masked_fill(x < 0, -torch.inf)), finite, linear(8, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-3)
     step, loss = numbers("at step #, batch 0; the loss is #", said(tmp_path, model, classes(1), "nonfinite"))
     assert (step, loss) == (0, shortened(model.losses[0], 3))
 

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from toys import Toy, batches, fit, loader, mlp, scalars, trainer
+from toys import Toy, batches, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 
@@ -69,17 +69,6 @@ def test_points_stand_where_lightnings_own_do_in_an_optimization(tmp_path, make,
 def test_every_n_steps_counts_optimizer_steps(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(*[4] * 12), *callbacks(3), accumulate_grad_batches=2)
     assert list(scalars(tmp_path)["activation_mean/net.0"]) == [2, 5]
-
-
-def test_a_resumed_fit_goes_on_where_it_stopped(tmp_path):
-    first = fit(tmp_path / "first", Toy(mlp()), batches(*[4] * 5), *callbacks(2))
-    first.save_checkpoint(tmp_path / "last.ckpt")
-    second = trainer(tmp_path / "second", *callbacks(2), max_epochs=2)
-    data = loader(batches(*[4] * 5))
-    second.fit(Toy(mlp()), data, data, ckpt_path=tmp_path / "last.ckpt")
-    found = scalars(tmp_path / "second")
-    assert list(found["loss"]) == [5, 6, 7, 8, 9]
-    assert list(found["activation_mean/net.0"]) == [5, 7, 9]
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")

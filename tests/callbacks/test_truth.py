@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from callbacks.user_program import Does
 from oracle import assert_equals, assert_true, normal, truth
 from torch import nn
 from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
@@ -49,39 +50,21 @@ class Repeats(nn.Module):
         return self.layer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
 
 
-class Adds(nn.Module):
-    def __init__(self, offset, scale=1.0):
-        super().__init__()
-        self.offset, self.scale = offset, scale
-
-    def forward(self, x):
-        return x * self.scale + self.offset
+def shifted(offset, scale):
+    return Does(lambda x: x * scale + offset)
 
 
-class Poisons(nn.Module):
-    def __init__(self, bad):
-        super().__init__()
-        self.bad = bad
-
-    def forward(self, x):
-        return x.index_fill(0, torch.tensor([3], device=x.device), self.bad)
-
-
-class Casts(nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype)
+def spoiled(bad):
+    return Does(lambda x: x.index_fill(0, torch.tensor([3], device=x.device), bad))
 
 
 def poisoned(bad):
-    return Toy(nn.Sequential(nn.Linear(4, 4), Poisons(bad), nn.Linear(4, 3)), lambda y: y.nansum())
+    return Toy(nn.Sequential(nn.Linear(4, 4), spoiled(bad), nn.Linear(4, 3)), lambda y: y.nansum())
 
 
 def halved(dtype):
-    return Toy(nn.Sequential(nn.Linear(4, 64), Casts(dtype), nn.ReLU(), Casts(torch.float32), nn.Linear(64, 2)))
+    casts = Does(lambda x: x.to(dtype)), Does(lambda x: x.float())
+    return Toy(nn.Sequential(nn.Linear(4, 64), casts[0], nn.ReLU(), casts[1], nn.Linear(64, 2)))
 
 
 def convolutional():
@@ -95,11 +78,10 @@ CASES = {
     "four unequal micro-batches": (lambda: Toy(mlp()), UNEQUAL, {"accumulate_grad_batches": 4}),
     "a last step of fewer micro-batches": (lambda: Toy(mlp()), batches(3, 5, 7, 2, 6), {"accumulate_grad_batches": 4}),
     "a module called three times": (lambda: Toy(Repeats()), batches(6, 6), {}),
-    "values around ten thousand": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), Adds(1e4, 0.1))), batches(64), {}),
+    "values around ten thousand": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), shifted(1e4, 0.1))), batches(64), {}),
     "nothing but zeros": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), nn.Threshold(1e9, 0.0))), batches(16), {}),
     "NaN": (lambda: poisoned(math.nan), batches(16), {}),
     "infinity": (lambda: poisoned(math.inf), batches(16), {}),
-    "minus infinity": (lambda: poisoned(-math.inf), batches(16), {}),
     "bfloat16": (lambda: halved(torch.bfloat16), batches(32), {}),
     "float16": (lambda: halved(torch.float16), batches(32), {}),
     "autocast": (lambda: Toy(mlp()), batches(16, 16), {"precision": "bf16-mixed"}),
@@ -116,7 +98,7 @@ def test_everything_that_is_logged_is_true_of(tmp_path, case):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("offset", [0.0, 1e4, math.nan])
 def test_on_a_gpu(tmp_path, offset):
-    middle = Poisons(offset) if math.isnan(offset) else Adds(offset, 0.1)
+    middle = spoiled(offset) if math.isnan(offset) else shifted(offset, 0.1)
     net = nn.Sequential(nn.Linear(4, 64), middle, nn.ReLU(inplace=True), nn.Linear(64, 3))
     model = Toy(net, lambda y: y.nansum())
     assert_everything_logged_is_true(tmp_path, model, batches(16, 300), accelerator="gpu", devices=1)
@@ -166,16 +148,10 @@ def test_a_histogram_holds_every_finite_value_of_the_step(tmp_path):
     assert proto.sum_squares == pytest.approx(values.square().sum().item(), rel=1e-9)
 
 
-class Enormous(torch.nn.Module):
-    def forward(self, x):
-        return x.double() * 1e200
-
-
 def test_a_histogram_of_values_whose_squares_overflow_is_written(tmp_path):
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4), Enormous())
-    fit(
-        tmp_path, Toy(net, lambda y: (y / 1e200).square().mean()), batches(8), ActivationLogger("net.1", histogram=True)
-    )
+    net = nn.Sequential(nn.Linear(4, 4), Does(lambda x: x.double() * 1e200))
+    model, logger = Toy(net, lambda y: (y / 1e200).square().mean()), ActivationLogger("net.1", histogram=True)
+    fit(tmp_path, model, batches(8), logger)
     (point,) = events(tmp_path).Histograms("activations/net.1")
     assert point.histogram_value.num == 32
     assert point.histogram_value.max > 1e199

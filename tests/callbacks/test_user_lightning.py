@@ -1,10 +1,14 @@
-"""What a user gives to a Trainer is called no more often with our callbacks."""
+"""What a user gives to a Trainer, and batches, are called and read no more often with our callbacks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 import torch
 from callbacks.user_program import (
     IGNORED,
     STEPS,
+    Does,
     Effects,
     Forgets,
     InTrainer,
@@ -13,6 +17,8 @@ from callbacks.user_program import (
     noting_warnings,
 )
 from lightning.pytorch import Callback
+from torch import nn
+from torch.utils import _pytree as pytree
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 
@@ -22,48 +28,32 @@ effect = Effects()
 # What belongs to Lightning.
 
 
-class Noting(Callback):
-    """Says of each of its calls, as a user's callback may count them."""
-
-    def __init__(self, user):
-        self.user = user
-
-
-def _noting(name):
-    def called(self, trainer, module, *args, **kwargs):
-        self.user.saw(name, trainer.global_step, trainer.current_epoch, sorted(trainer.callback_metrics))
-
-    return called
-
-
-for _name in dir(Callback):
-    if _name.startswith("on_") and "checkpoint" not in _name and "exception" not in _name:
-        setattr(Noting, _name, _noting(_name))
-
-
 @effect
 def a_callback_of_the_user_counts(user):
-    user.callbacks = [Noting(user)]
+    def noting(name):
+        def called(trainer, module, *args, **kwargs):
+            user.saw(name, trainer.global_step, trainer.current_epoch, sorted(trainer.callback_metrics))
+
+        return called
+
+    counts = Callback()
+    for name in dir(Callback):
+        if name.startswith("on_") and "checkpoint" not in name and "exception" not in name:
+            setattr(counts, name, noting(name))
+    user.callbacks = [counts]
+
+
+CALLED = """
+optimizer_step optimizer_zero_grad backward configure_gradient_clipping on_before_zero_grad on_before_backward
+on_after_backward on_before_optimizer_step on_train_batch_start log transfer_batch_to_device on_before_batch_transfer
+on_after_batch_transfer configure_optimizers configure_callbacks configure_model setup teardown on_fit_start
+train_dataloader toggle_optimizer state_dict parameters named_parameters on_save_checkpoint all_gather print
+"""
 
 
 @effect
 def the_module_counts_what_the_trainer_calls(user):
-    names = [
-        *("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping", "on_before_zero_grad"),
-        *("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start", "log"),
-        *("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer", "configure_optimizers"),
-        *(
-            "configure_callbacks",
-            "configure_model",
-            "setup",
-            "teardown",
-            "on_fit_start",
-            "train_dataloader",
-            "toggle_optimizer",
-        ),
-        *("state_dict", "parameters", "named_parameters", "on_save_checkpoint", "all_gather", "print"),
-    ]
-    user.module = counting(InTrainer, user, *names)
+    user.module = counting(InTrainer, user, *CALLED.split())
 
 
 @effect
@@ -178,6 +168,122 @@ def a_closure_of_the_trainer_is_called_several_times(user):
     kind = counting(torch.optim.LBFGS, user, "step", "zero_grad")
     user.optimizer = lambda parameters: kind(parameters, max_iter=3)
     user.net[0].register_forward_hook(lambda *args: user.saw("forward") and None)
+
+
+# Batches, and what layers return.
+
+
+@effect
+def a_batch_makes_what_it_has_not(user):
+    user.data = [defaultdict(lambda: user.saw("made") or 0, x=batch) for batch in user.data]
+    user.given = lambda batch: batch["x"] + batch["missing"]
+
+
+@effect
+def a_batch_is_a_sequence(user):
+    class Items(Sequence):
+        def __init__(self, *items):
+            self.items = items
+
+        def __getitem__(self, index):
+            user.saw("item", index)
+            return self.items[index]
+
+        def __len__(self):
+            user.saw("len")
+            return len(self.items)
+
+    user.data = [Items(batch, batch[:, :1]) for batch in user.data]
+    user.given = lambda batch: batch[0]
+
+
+@effect
+def a_batch_loads_at_first_use(user):
+    class Loads:
+        def __init__(self, x):
+            self.path = x
+
+        def __getattr__(self, name):
+            user.saw("asked for", name)
+            if name != "x":
+                raise AttributeError(name)
+            self.x = self.path
+            return self.x
+
+        def to(self, device):
+            user.saw("to")
+            return self
+
+        def __iter__(self):
+            user.saw("iter")
+            return iter([self.x])
+
+        def __len__(self):
+            user.saw("len")
+            return 8
+
+    user.data = [Loads(batch) for batch in user.data]
+    user.given = lambda batch: batch.x
+
+
+@effect
+def a_batch_has_an_iterator(user):
+    user.data = [{"x": batch, "numbers": iter(range(3)), "all": (n for n in range(3))} for batch in user.data]
+    user.given = lambda batch: batch["x"] + next(batch["numbers"]) + next(batch["all"])
+
+
+@effect
+def a_batch_has_a_class_that_pytree_knows(user):
+    if not hasattr(pytree, "_deregister_pytree_node"):
+        pytest.skip("torch 2.6 has no way to take a class back from pytree")
+
+    class Node:
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(node):
+        user.saw("flatten")
+        return [node.x], None
+
+    if Node in pytree.SUPPORTED_NODES:
+        pytree._deregister_pytree_node(Node)
+    pytree.register_pytree_node(Node, flatten, lambda items, context: user.saw("unflatten") or Node(*items))
+    user.data = list(map(Node, user.data))
+    user.net.insert(0, Does(lambda node: node.x))
+    user.at_end.append(lambda: pytree._deregister_pytree_node(Node))
+
+
+@effect
+def a_layer_takes_an_object_with_a_text(user):
+    class Options:
+        scale = 2.0
+
+        def __repr__(self):
+            user.saw("repr")
+            return "Options"
+
+        def __getattr__(self, name):
+            user.saw("asked for", name)
+            raise AttributeError(name)
+
+        def __eq__(self, other):
+            user.saw("eq")
+            return self is other
+
+        def __hash__(self):
+            user.saw("hash")
+            return 1
+
+        def __iter__(self):
+            user.saw("iter")
+            return iter(())
+
+    class Scales(nn.Module):
+        def forward(self, x, options):
+            return x * options.scale
+
+    user.net.scales = Scales()
+    user.net.forward = lambda x: user.net.scales(nn.Sequential.forward(user.net[:5], x), options=Options())
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))

@@ -1,5 +1,6 @@
 """What a process says, draws and holds in a step is the same with our callbacks."""
 
+import atexit
 import contextlib
 import io
 import logging
@@ -14,7 +15,7 @@ from contextvars import ContextVar
 import numpy as np
 import pytest
 import torch
-from callbacks.user_program import IGNORED, Effects, assert_the_same_is_seen, noting_warnings, surely
+from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen, noting_warnings, surely
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -56,21 +57,11 @@ def torch_warns_in_c(output):
     torch.tensor([1.0]).new_tensor(output.detach())
 
 
-def numpy_warns(output):
-    np.float32(1) / np.zeros(2, "f")[0]
-
-
-def deprecated(output):
-    warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
-
-
 WARN = {
     "its own lines": warns_of_two_lines,
     "its own lines outside of catching": warns_in_catching,
     "a call of torch's": torch_warns,
     "torch in C": torch_warns_in_c,
-    "NumPy": numpy_warns,
-    "its caller's line": deprecated,
 }
 effect |= {
     f"{action} is warned of {what}": warned(action, during)
@@ -146,15 +137,14 @@ def streams_are_written_to(user):
 def generators_of_the_user_draw_in_a_forward(user):
     generators = torch.Generator().manual_seed(1), np.random.default_rng(1), random.Random(1)
 
-    class Draws(nn.Module):
-        def forward(self, x):
-            torchs, numpys, pythons = generators
-            noise = torch.rand(x.shape, generator=torchs)
-            torch.bernoulli(torch.full((2,), 0.5), generator=torchs)
-            user.saw(noise.sum().item(), numpys.random(), pythons.random())
-            return x + noise
+    def draw(x):
+        torchs, numpys, pythons = generators
+        noise = torch.rand(x.shape, generator=torchs)
+        torch.bernoulli(torch.full((2,), 0.5), generator=torchs)
+        user.saw(noise.sum().item(), numpys.random(), pythons.random())
+        return x + noise
 
-    user.net.append(Draws())
+    user.net.append(Does(draw))
 
 
 @effect
@@ -188,28 +178,15 @@ def secrets_and_hashes_are_asked(user):
 # The process.
 
 
-OPTIONAL = (
-    "transformers",
-    "accelerate",
-    "peft",
-    "wandb",
-    "mlflow",
-    "comet_ml",
-    "pandas",
-    "matplotlib",
-    "plotly",
-    "torchvision",
-    "torchcam",
-    "fastai",
-    "sklearn",
-    "scipy",
-    "IPython",
-)
+OPTIONAL = """
+transformers accelerate peft wandb mlflow comet_ml pandas matplotlib plotly torchvision torchcam fastai sklearn scipy
+IPython
+"""
 
 
 def world():
     """What belongs to the whole process."""
-    yield "optional packages", [name for name in OPTIONAL if name in sys.modules]
+    yield "optional packages", [name for name in OPTIONAL.split() if name in sys.modules]
     yield "environment", sorted(os.environ)
     yield "signals", [type(signal.getsignal(one)).__name__ for one in (signal.SIGINT, signal.SIGTERM)]
     yield "threads", sorted(one.name for one in threading.enumerate())
@@ -220,78 +197,54 @@ def world():
     yield "limits", [sys.getrecursionlimit(), sys.getswitchinterval()]
     yield "tracing", [sys.gettrace(), sys.getprofile()]
     yield "NumPy", [sorted(np.geterr().items()), np.get_printoptions()["precision"]]
+    yield "files", len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    yield "exits", atexit._ncallbacks()
     yield "flags", [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.mkldnn.enabled]
 
 
 @effect
 def the_process_is_looked_at_in_a_forward(user):
-    class Looks(nn.Module):
-        def forward(self, x):
-            for one in world():
-                user.saw(*one)
-            return x * 1
-
-    user.net.append(Looks())
-    user.at_end.append(lambda: [user.saw(*one) for one in world()])
-
-
-@effect
-def files_are_open(user):
-    if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("there is no /proc")
-    user.during = lambda output: user.saw(len(os.listdir("/proc/self/fd")))
-
-
-@effect
-def exits_are_registered(user):
-    import atexit
-
-    user.during = lambda output: user.saw(atexit._ncallbacks())
-
-
-@effect
-def attributes_of_modules_are_the_users_own(user):
-    def during(output):
+    def look(x):
+        for one in world():
+            user.saw(*one)
         user.saw([sorted(vars(module)) for module in nn.Module.modules(user.net)])
         user.saw([sorted(vars(p)) for p in nn.Module.parameters(user.net)])
+        return x * 1
 
-    user.during = during
+    user.net.append(Does(look))
+    user.at_end.append(lambda: [user.saw(*one) for one in world()])
 
 
 @effect
 def a_context_variable_counts(user):
     variable = ContextVar("of the user", default=0)
 
-    class Counts(nn.Module):
-        def forward(self, x):
-            variable.set(variable.get() + 1)
-            user.saw(variable.get())
-            return torch.relu(x) + x
+    def count(x):
+        variable.set(variable.get() + 1)
+        user.saw(variable.get())
+        return torch.relu(x) + x
 
-    user.net.append(Counts())
+    user.net.append(Does(count))
 
 
 @effect
 def layers_run_in_threads(user):
-    class Parallel(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    def in_threads(x):
+        found = [None, None]
 
-        def forward(self, x):
-            found = [None, None]
+        def work(index):
+            found[index] = layers[index](x)
 
-            def work(index):
-                found[index] = self.layers[index](x)
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        user.saw(len(threads))
+        return found[0] + found[1]
 
-            threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-            for thread in threads:
-                thread.start()
-                thread.join()
-            user.saw(len(threads))
-            return found[0] + found[1]
-
-    user.net.append(Parallel())
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    user.net.append(Does(in_threads))
+    user.net[-1].layers = layers
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))

@@ -51,22 +51,17 @@ def nodes_are_numbered_in_the_order_of_calls(user):
 
 
 @effect
-def versions_of_tensors_are_counted(user):
+def versions_and_flags_of_tensors_are_looked_at(user):
+    def look(layer, args, output):
+        user.saw(args[0]._version, output._version)
+        user.saw(output.is_leaf, output.retains_grad, output.requires_grad, output._is_view(), output.is_inference())
+
     user.net[2].inplace = True
     for layer in user.net:
-        layer.register_forward_hook(lambda layer, args, output: user.saw(args[0]._version, output._version) and None)
+        layer.register_forward_hook(look)
     user.during = lambda output: user.saw(
         [p._version for p in user.net.parameters()], user.net[1].running_mean._version
     )
-
-
-@effect
-def tensors_are_leaves_or_keep_gradients(user):
-    def look(layer, args, output):
-        user.saw(output.is_leaf, output.retains_grad, output.requires_grad, output._is_view(), output.is_inference())
-
-    for layer in user.net:
-        layer.register_forward_hook(lambda *args: look(*args) and None)
 
 
 @effect
@@ -161,28 +156,15 @@ def an_operator_of_the_users_counts(user):
 
 
 @effect
-def an_optimizer_counts(user):
-    kind = counting(
-        torch.optim.Adam,
-        user,
-        "step",
-        "zero_grad",
-        "add_param_group",
-        "state_dict",
-        "load_state_dict",
-        "__repr__",
-        "__getstate__",
-    )
-    user.optimizer = lambda parameters: kind(parameters, lr=0.01)
-
-
-@effect
-def the_state_of_an_optimizer_is_read(user):
-    names = ("__getitem__", "__iter__", "__contains__", "get", "items", "keys", "values", "__len__")
+def an_optimizer_and_its_state_count(user):
+    called = "step", "zero_grad", "add_param_group", "state_dict", "load_state_dict", "__repr__", "__getstate__"
+    read = "__getitem__", "__iter__", "__contains__", "get", "items", "keys", "values", "__len__"
 
     def optimizer(parameters):
-        made = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-        made.state = counting(defaultdict, user, *names)(dict)
+        made = counting(torch.optim.SGD, user, *called)(parameters, lr=0.01, momentum=0.9)
+        made.state = counting(defaultdict, user, *read)(dict)
+        step = made.step
+        made.step = lambda *args, **kwargs: user.saw("its own step") or step(*args, **kwargs)
         return made
 
     user.optimizer = optimizer
@@ -204,17 +186,6 @@ def hooks_on_all_optimizers_count(user):
         user.saw(len(module._global_optimizer_pre_hooks), len(module._global_optimizer_post_hooks))
 
     user.around_fit = around
-
-
-@effect
-def the_step_of_an_optimizer_is_replaced(user):
-    def optimizer(parameters):
-        made = torch.optim.Adam(parameters, lr=0.01)
-        step = made.step
-        made.step = lambda *args, **kwargs: user.saw("step") or step(*args, **kwargs)
-        return made
-
-    user.optimizer = optimizer
 
 
 @effect
@@ -241,10 +212,6 @@ def a_scheduler_counts(user):
 compiled = Effects()
 
 
-def counted_graphs(user):
-    user.saw(dict(counters["stats"]))
-
-
 def compiler_is_fresh():
     torch.compiler.reset()
     counters.clear()
@@ -264,7 +231,7 @@ def a_function_is_compiled_in_the_step(user):
 
     def during(output):
         more = run(output)
-        counted_graphs(user)
+        user.saw(dict(counters["stats"]))
         return more
 
     user.during = during
@@ -280,7 +247,7 @@ def a_step_of_an_optimizer_is_compiled(user):
         return made
 
     user.optimizer = optimizer
-    user.during = lambda output: counted_graphs(user)
+    user.during = lambda output: user.saw(dict(counters["stats"]))
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a loop"))

@@ -41,16 +41,6 @@ class Called(nn.Module):
         return self.down(functional.relu(self.up(x)))
 
 
-class Tokens(nn.Module):
-    def forward(self, x):
-        return x.view(len(x), 4, -1)
-
-
-class Images(nn.Module):
-    def forward(self, x):
-        return x.view(len(x), 2, 2, -1)
-
-
 def kill(layer, units):
     """Nothing activates these units of a layer; all others are active at some sample of every batch."""
     with torch.no_grad():
@@ -58,23 +48,23 @@ def kill(layer, units):
         layer.bias[units] = -100.0
 
 
-def some_of(width, share=0.4):
-    return torch.rand(width, generator=torch.Generator().manual_seed(1)) < share
-
-
-def rows_by_width(width):
+def by_width(width):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
 
 
 def tokens_by_width(width):
     torch.manual_seed(0)
-    return nn.Sequential(Tokens(), nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
+    return nn.Sequential(nn.Unflatten(1, (4, 2)), nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 2))
 
 
 def images_by_width(width):
     torch.manual_seed(0)
-    return nn.Sequential(Images(), nn.Conv2d(2, width, 1), nn.ReLU(), nn.Conv2d(width, 2, 1))
+    return nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, width, 1), nn.ReLU(), nn.Conv2d(width, 2, 1))
+
+
+def some_of(width, share=0.4):
+    return torch.rand(width, generator=torch.Generator().manual_seed(1)) < share
 
 
 def verdicts_of(model, width=8):
@@ -92,8 +82,7 @@ def said_counts(verdict):
 @pytest.mark.parametrize(
     ("make", "width", "at", "dim"),
     [
-        (rows_by_width, 16_384, 0, 1),
-        (rows_by_width, 14_336, 0, 1),
+        (by_width, 16_384, 0, 1),
         (tokens_by_width, 14_336, 1, 2),
         (images_by_width, 5000, 1, 1),
     ],
@@ -112,14 +101,14 @@ def test_dead_units_of_a_wide_layer_are_counted_among_those_looked_at(make, widt
 def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeypatch):
     said = []
     monkeypatch.setattr("hookboard.callbacks.reporter.inform", said.append)
-    net = rows_by_width(16_384)
+    net = by_width(16_384)
     kill(net[0], slice(1, None, 4))
     assert verdicts_of(Keeps(net, net[1])) == ()
     assert "In 2 layers with more than 1,024 units, only every k-th unit was measured." in "\n".join(said)
 
 
 def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
-    net = rows_by_width(1024)
+    net = by_width(1024)
     kill(net[0], some_of(1024))
     model = Keeps(net, net[1])
     (verdict,) = verdicts_of(model)
@@ -146,12 +135,10 @@ def test_of_units_before_a_function_those_of_which_the_weight_is_not_looked_at_d
 
 
 def test_curves_of_a_wide_layer_are_those_of_the_units_looked_at(tmp_path):
-    net = rows_by_width(14_336)
+    net = by_width(14_336)
     kill(net[0], some_of(14_336))
     model = Keeps(net, net[1])
     logger = ActivationLogger("net.1", statistics=["dead_fraction"])
-    fit(tmp_path, model, batches(*[SIZE] * 3, width=8))  # the same steps without
-    model.raw.clear()
     fit(tmp_path, model, batches(*[SIZE] * 3, width=8), logger)
     curves = scalars(tmp_path)
     true = [(raw[:, ::14] == 0).all(0).double().mean().item() for raw in model.raw]

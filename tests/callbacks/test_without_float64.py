@@ -5,6 +5,7 @@ where a float64 tensor would come to be there, or where they are mixed with tens
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,12 +97,5 @@ def test_the_loss_is_read():
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])
 def test_gradients_that_are_not_finite_are_seen(value, is_finite):
     layer = nn.Linear(2, 2)
-    gradients = [Gradient(on_mps(torch.full_like(parameter, value))) for parameter in layer.parameters()]
+    gradients = [SimpleNamespace(grad=on_mps(torch.full_like(parameter, value))) for parameter in layer.parameters()]
     assert all_finite(gradients) is is_finite
-
-
-class Gradient:
-    """A parameter, as far as sentinels read it."""
-
-    def __init__(self, grad):
-        self.grad = grad
