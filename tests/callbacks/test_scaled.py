@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from callbacks.user_program import Does
 from lightning.pytorch.plugins import MixedPrecision
 from toys import EachStep, Toy, batches, fit, mlp
 
@@ -30,19 +30,6 @@ def gradients(folder, model, data, scaler=None, histogram=False, **options):
 def changing_scaler():
     """Doubles its scale after every second step."""
     return torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
-
-
-def test_gradients_are_those_of_the_float32_run_while_the_scale_changes(tmp_path):
-    data, accumulate = batches(*[8] * 8), 2
-    scaled = gradients(tmp_path, Toy(mlp()), data, changing_scaler(), accumulate_grad_batches=accumulate)
-    plain = gradients(tmp_path, Toy(mlp()), data, accumulate_grad_batches=accumulate)
-    assert len(scaled) == len(plain) == 8 // accumulate
-    for mine, theirs in zip(scaled, plain, strict=True):
-        assert mine.keys() == theirs.keys()
-        for site in theirs:
-            assert not mine[site].overflowed
-            for name in ("l2", "abs_max", "abs_mean"):
-                assert mine[site].statistics[name] == pytest.approx(theirs[site].statistics[name], rel=0.05)
 
 
 class Overflows(torch.nn.Module):
@@ -96,37 +83,30 @@ def exact_gradients(folder, model, data, scaler=None, **options):
     return gradients(folder, model, data, **plugins, **options)
 
 
-def assert_equal_steps(found, expected):
+def assert_as_without_a_scaler(folder, make_model, data, scaler=None, **options):
+    """The readings of a run under a scaler, which are those of one without."""
+    found = exact_gradients(folder, make_model(), data, scaler or changing_scaler(), **options)
+    expected = exact_gradients(folder, make_model(), data, **options)
     assert len(found) == len(expected) > 0
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.keys() == theirs.keys()
         for site in theirs:
             assert not mine[site].overflowed
-            assert mine[site].statistics == pytest.approx(theirs[site].statistics, rel=1e-5, abs=1e-9, nan_ok=True), (
-                site
-            )
+            wanted = pytest.approx(theirs[site].statistics, rel=1e-5, abs=1e-9, nan_ok=True)
+            assert mine[site].statistics == wanted, site
+    return found
 
 
-class Stepped(Toy):
-    """Trains with any optimizer."""
-
-    def __init__(self, net, make_optimizer):
-        super().__init__(net)
-        self.make_optimizer = make_optimizer
-
-    def configure_optimizers(self):
-        return self.make_optimizer(self.parameters())
-
-
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_of_an_optimizer_that_unscales_in_its_step_are_unscaled(tmp_path, fused):
-    def model():
-        return Stepped(mlp(), lambda parameters: torch.optim.AdamW(parameters, fused=fused))
+def test_gradients_of_an_optimizer_that_unscales_in_its_step_are_unscaled(tmp_path, fused, accumulate):
+    def make_model():
+        model = Toy(mlp())
+        model.configure_optimizers = lambda: torch.optim.AdamW(model.parameters(), fused=fused)
+        return model
 
-    data = batches(*[4] * 5)
-    assert_equal_steps(
-        exact_gradients(tmp_path, model(), data, changing_scaler()), exact_gradients(tmp_path, model(), data)
-    )
+    steps = assert_as_without_a_scaler(tmp_path, make_model, batches(*[4] * 8), accumulate_grad_batches=accumulate)
+    assert len(steps) == 8 // accumulate
 
 
 class Penalized(Toy):
@@ -139,30 +119,17 @@ class Penalized(Toy):
 
 
 def test_only_what_the_scaled_backward_brings_is_divided_by_the_scale(tmp_path):
-    data = batches(*[4] * 5)
-    found = exact_gradients(tmp_path, Penalized(mlp()), data, changing_scaler())
-    expected = exact_gradients(tmp_path, Penalized(mlp()), data)
-    assert_equal_steps(found, expected)
-
-
-class UsedInPart(torch.nn.Module):
-    """Its input feeds two outputs, of which the loss has one: some of its input's gradients come late, others never."""
-
-    def forward(self, x):
-        return x * 2, x * 3
+    assert_as_without_a_scaler(tmp_path, lambda: Penalized(mlp()), batches(*[4] * 5))
 
 
 def test_a_gradient_of_an_input_that_comes_in_parts_is_unscaled(tmp_path):
-    def model():
+    def make_model():
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(4, 4), UsedInPart())
-        return Toy(net, loss=lambda pair: pair[0].square().mean())
+        used_in_part = Does(lambda x: (x * 2, x * 3))
+        return Toy(torch.nn.Sequential(torch.nn.Linear(4, 4), used_in_part), lambda pair: pair[0].square().mean())
 
-    data = batches(*[4] * 3)
-    found = exact_gradients(tmp_path, model(), data, changing_scaler())
-    expected = exact_gradients(tmp_path, model(), data)
-    assert ("net.1", "grad_input") in {(site.name, site.role) for site in expected[0]}
-    assert_equal_steps(found, expected)
+    steps = assert_as_without_a_scaler(tmp_path, make_model, batches(*[4] * 3))
+    assert ("net.1", "grad_input") in {(site.name, site.role) for site in steps[0]}
 
 
 class TwoOptimizers(Toy):
@@ -210,39 +177,28 @@ class Shared(Toy):
 
 def test_gradients_of_two_optimizers_are_unscaled_while_the_scale_changes_between_their_steps(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=1)
-    data = batches(4, 4, 4)
-    assert_equal_steps(exact_gradients(tmp_path, Shared(), data, scaler), exact_gradients(tmp_path, Shared(), data))
-
-
-class SetsTheScale(Callback):
-    """Lowers the scale by hand, though nothing has overflowed."""
-
-    def __init__(self, scaler):
-        self.scaler = scaler
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx == 1:
-            self.scaler.update(16.0)
+    assert_as_without_a_scaler(tmp_path, Shared, batches(4, 4, 4), scaler)
 
 
 def test_a_scale_that_is_lowered_by_hand_is_no_overflow(tmp_path):
-    watched = GradientLogger(roles=ROLES)
-    kept, scaler = EachStep(watched), changing_scaler()
-    callbacks = [SetsTheScale(scaler), watched, kept]
-    fit(tmp_path, Toy(mlp()), batches(*[4] * 4), *callbacks, plugins=ScaledOnly(scaler))
-    assert [any(r.overflowed for r in readings) for readings in kept.readings] == [False] * 4
+    scaler = changing_scaler()
+
+    class LowersTheScale(Toy):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == 1:
+                scaler.update(16.0)
+
+    steps = exact_gradients(tmp_path, LowersTheScale(mlp()), batches(*[4] * 4), scaler)
+    assert [any(reading.overflowed for reading in step.values()) for step in steps] == [False] * 4
 
 
 def test_an_empty_parameter_is_no_overflow_and_no_fault(tmp_path):
-    def model():
+    def make_model():
         net = mlp()
         net.register_parameter("adapter", torch.nn.Parameter(torch.zeros(0, 4)))
         return Toy(net, loss=lambda y: y.square().mean() + net.adapter.sum())
 
-    data = batches(4, 4)
-    assert_equal_steps(
-        exact_gradients(tmp_path, model(), data, changing_scaler()), exact_gradients(tmp_path, model(), data)
-    )
+    assert_as_without_a_scaler(tmp_path, make_model, batches(4, 4))
 
 
 def test_a_sparse_gradient_is_unscaled_and_its_overflow_is_seen(tmp_path):

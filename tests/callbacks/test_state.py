@@ -14,18 +14,12 @@ from hookboard import CAMLogger
 
 def cnn():
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    )
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 
 def data(count):
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
-
-
-def mean(values):
-    return sum(values) / len(values)
 
 
 def decays(number, x):
@@ -37,12 +31,12 @@ def decays(number, x):
 
 def grows(values, x):
     values.append(float(x.detach().mean()))
-    return mean(values)
+    return sum(values) / len(values)
 
 
 def adds(values, x):
     values.add(float(x.detach().mean()))
-    return mean(values)
+    return sum(values) / len(values)
 
 
 def remembers_gradients(held, x):
@@ -78,10 +72,10 @@ KINDS = {
 class Keeps(nn.Module):
     """Keeps something of each kind, and what came of each use of it."""
 
-    def __init__(self, kinds=KINDS):
+    def __init__(self):
         super().__init__()
         self.cnn = cnn()
-        self.kept = {kind: KINDS[kind][0]() for kind in kinds}
+        self.kept = {kind: KINDS[kind][0]() for kind in KINDS}
         self.itself, self.calls = [self], 0
 
     def forward(self, pictures):
@@ -95,10 +89,10 @@ class Keeps(nn.Module):
         return self.last_scores
 
 
-def trained(folder, *callbacks, **options):
+def trained(folder, *callbacks):
     """The weights, and what came of the last use of each kind in training."""
     torch.manual_seed(0)
-    model = Toy(Keeps(**options))
+    model = Toy(Keeps())
     fit(folder, model, data(3), *callbacks, limit_val_batches=1.0, max_epochs=2)
     assert not model.net.last_scores.requires_grad, "those of the validation, which is under no_grad"
     return model.net.state_dict(), model.net.seen
@@ -125,20 +119,16 @@ def test_the_training_is_the_same_with_maps_and_without(with_and_without_maps):
         assert value.equal(with_maps[0][name]), name
 
 
-class Counter:
-    count = 0
-
-
 def test_what_the_code_does_to_objects_of_its_own_stays(tmp_path):
-    class Counts(nn.Sequential):
-        def __init__(self):
-            super().__init__(cnn())
-            self.calls = Counter()
+    class Counter:
+        count = 0
 
+    class Counts(nn.Sequential):
         def forward(self, pictures):
             self.calls.count += 1
             return super().forward(pictures)
 
-    model = Toy(Counts())
+    model = Toy(Counts(cnn()))
+    model.net.calls = Counter()
     fit(tmp_path, model, data(1), CAMLogger(every_n_steps=1), limit_val_batches=1.0, num_sanity_val_steps=0)
     assert model.net.calls.count == 3  # with our call

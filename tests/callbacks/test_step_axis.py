@@ -22,8 +22,7 @@ class Manual(Toy):
         return [torch.optim.SGD(part.parameters(), lr=0.01) for part in parts]
 
     def training_step(self, batch):
-        optimizers = self.optimizers()
-        for optimizer in optimizers if self.count == 2 else [optimizers]:
+        for optimizer in [self.optimizers()] if self.count == 1 else self.optimizers():
             optimizer.zero_grad()
             self.manual_backward(self.net(batch).square().mean())
             optimizer.step()
