@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from callbacks.user_program import Does
 from lightning.pytorch import Callback
 from torch import nn
 from toys import Toy, batches, events, fit, mlp
@@ -11,48 +12,26 @@ from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention,
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
 
-class Edited(nn.Module):
-    """A change written into the model, behind its convolution."""
-
-    def __init__(self, convolution, change):
-        super().__init__()
-        self.convolution, self.change = convolution, change
-
-    def forward(self, x):
-        return self.change(self.convolution(x))
-
-
 def cnn(change=None):
     torch.manual_seed(0)
     convolution = nn.Conv2d(3, 4, 3)
-    first = convolution if change is None else Edited(convolution, change)
+    first = convolution if change is None else nn.Sequential(convolution, Does(change))
     return nn.Sequential(first, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 
-def pictures(count=3):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
-
-
-def drawn(folder, *callbacks, change=None):
-    fit(folder, Toy(cnn(change)), pictures(), *callbacks, **VALIDATED)
-    (event,) = events(folder).Images("cam/net.1/grad_cam")
-    return event.encoded_image_string
-
-
-def cam():
-    return CAMLogger("net.1", target=1, every_n_steps=1)
-
-
-def edit():
-    return Intervention(Scale(-2.0), "net.0", stages=["train", "validate"])
-
-
 def test_a_map_is_of_the_edited_model_wherever_the_intervention_stands(tmp_path):
-    expected = drawn(tmp_path / "written", cam(), change=lambda x: x * -2.0)
-    assert drawn(tmp_path / "before", edit(), cam()) == expected
-    assert drawn(tmp_path / "behind", cam(), edit()) == expected
-    assert drawn(tmp_path / "without", cam()) != expected
+    def drawn(name, *callbacks, change=None):
+        data = list(torch.randn(3, 4, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
+        fit(tmp_path / name, Toy(cnn(change)), data, *callbacks, **VALIDATED)
+        (event,) = events(tmp_path / name).Images("cam/net.1/grad_cam")
+        return event.encoded_image_string
+
+    cam = CAMLogger("net.1", target=1, every_n_steps=1)
+    edit = Intervention(Scale(-2.0), "net.0", stages=["train", "validate"])
+    expected = drawn("written", cam, change=lambda x: x * -2.0)
+    assert drawn("before", edit, cam) == expected
+    assert drawn("behind", cam, edit) == expected
+    assert drawn("without", cam) != expected
 
 
 class Looks(Callback):

@@ -7,11 +7,9 @@ import pickle
 import pytest
 import torch
 from lightning.pytorch import Callback
-from toys import ALWAYS, Toy, batches, fit, hooked, loader, mlp, trainer
+from toys import ALWAYS, Toy, batches, fit, hooked, images, loader, mlp, trainer
 
 from hookboard import ActivationLogger, FeatureMapLogger, GradientLogger, HealthMonitor, ParameterLogger
-
-IN_VALIDATION = ["on_validation_start", "on_validation_batch_end", "on_validation_end"]
 
 
 class RunsTheModel(Callback):
@@ -26,6 +24,12 @@ class RunsTheModel(Callback):
         with torch.enable_grad():
             loss = pl_module.net(torch.full((5, 4), 1e6)).square().mean()
             torch.autograd.grad(loss, list(pl_module.net.parameters()))
+
+
+@pytest.fixture(autouse=True)
+def _a_logger_that_swallows(monkeypatch):
+    # Without a logger nothing is measured, and the numbers are read from the callbacks.
+    monkeypatch.setattr("hookboard.loops.callback.HookboardCallback.needs_logger", False)
 
 
 def measured(*others, position="before", stages=("train", "validate"), **options):
@@ -46,12 +50,6 @@ def measured_alone(**options):
     return measured(**options)
 
 
-@pytest.fixture(autouse=True)
-def _a_logger_that_swallows(monkeypatch):
-    # Without a logger nothing is measured, and the numbers are read from the callbacks.
-    monkeypatch.setattr("hookboard.loops.callback.HookboardCallback.needs_logger", False)
-
-
 @pytest.mark.parametrize("position", ["before", "after"])
 def test_a_callback_that_runs_the_model_after_a_training_batch_is_not_measured(position):
     runs = RunsTheModel("on_train_batch_end")
@@ -60,7 +58,7 @@ def test_a_callback_that_runs_the_model_after_a_training_batch_is_not_measured(p
 
 
 @pytest.mark.parametrize("position", ["before", "after"])
-@pytest.mark.parametrize("hook", IN_VALIDATION)
+@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_end", "on_validation_end"])
 def test_a_callback_that_runs_the_model_in_validation_is_not_measured(hook, position):
     runs = RunsTheModel(hook)
     assert measured(runs, position=position, limit_val_batches=2) == measured_alone(limit_val_batches=2)
@@ -74,62 +72,38 @@ def test_a_callback_that_runs_the_model_during_an_accumulation_is_not_measured()
 
 @pytest.mark.parametrize("position", ["before", "after"])
 def test_feature_maps_are_those_of_the_batch(tmp_path, position):
-    def shown(folder, *callbacks):
-        fit(folder, Toy(mlp()), batches(4), *callbacks)
-        (path,) = folder.glob("events.*")
-        return path.read_bytes().count(b"feature_maps/net.0"), seen[-1]
+    def shown(folder, *others):
+        maps = FeatureMapLogger("net.0", stage="train", every_n_steps=1)
+        fit(folder, Toy(mlp()), batches(4), *([*others, maps] if position == "before" else [maps, *others]))
+        (picture,) = images(folder)["feature_maps/net.0"].values()
+        return picture
 
-    seen = []
-
-    class Keeps(FeatureMapLogger):
-        def _pictures(self, loop, watch):
-            seen.append({site: maps.values for site, (maps, _) in watch.taken.shown.items()})
-            return super()._pictures(loop, watch)
-
-    maps, runs = Keeps("net.0", stage="train", every_n_steps=1), RunsTheModel("on_train_batch_end")
-    count, found = shown(tmp_path / "with", *([runs, maps] if position == "before" else [maps, runs]))
-    expected_count, expected = shown(tmp_path / "without", Keeps("net.0", stage="train", every_n_steps=1))
-    assert count == expected_count
-    assert all(torch.equal(found[site], values) for site, values in expected.items())
-
-
-class Doubles(Callback):
-    """Changes the weights in one hook."""
-
-    def __init__(self, hook):
-        setattr(self, hook, self.double)
-
-    def double(self, trainer, pl_module, *args):
-        with torch.no_grad():
-            pl_module.net[2].weight.mul_(2)
+    with_it, without = shown(tmp_path / "with", RunsTheModel("on_train_batch_end")), shown(tmp_path / "without")
+    assert (with_it == without).all()
 
 
 def test_parameters_are_measured_before_another_callback_changes_them():
-    def after_one_step(*callbacks):
+    def double(trainer, pl_module, *args):
+        with torch.no_grad():
+            pl_module.net[2].weight.mul_(2)
+
+    def after_one_step(other):
         watch = ParameterLogger("net.2", every_n_steps=1)
-        fit(None, Toy(mlp()), batches(4), *callbacks, watch)
+        fit(None, Toy(mlp()), batches(4), other, watch)
         return {r.site: r.statistics for r in watch.readings}
 
-    assert after_one_step(Doubles("on_train_batch_end")) == after_one_step()
-
-
-class FitsAnother(Callback):
-    """Trains another model with the same callback in the midst of a run."""
-
-    def __init__(self, shared):
-        self.shared, self.inner = shared, Toy(mlp())
-
-    def on_train_batch_end(self, trainer_, pl_module, outputs, batch, batch_idx):
-        if batch_idx == 0:
-            fit(None, self.inner, batches(9, 9), self.shared)
+    doubles = Callback()
+    doubles.on_train_batch_end = double
+    assert after_one_step(doubles) == after_one_step(Callback())
 
 
 def test_a_callback_in_two_runs_at_once_is_an_error():
-    shared = ActivationLogger(every_n_steps=1)
-    nested, model = FitsAnother(shared), Toy(mlp())
+    shared, model, inner = ActivationLogger(every_n_steps=1), Toy(mlp()), Toy(mlp())
+    fits_another = Callback()
+    fits_another.on_train_batch_end = lambda *args: fit(None, inner, batches(9, 9), shared)
     with pytest.raises(ValueError, match="ActivationLogger takes part in the run of another Trainer"):
-        fit(None, model, batches(4, 4, 4), shared, nested)
-    assert hooked(model) == hooked(nested.inner) == []
+        fit(None, model, batches(4, 4, 4), shared, fits_another)
+    assert hooked(model) == hooked(inner) == []
 
 
 def test_of_a_copied_trainer_the_copied_monitor_has_the_verdicts():
@@ -169,12 +143,11 @@ def test_a_callback_whose_run_was_given_up_serves_another_trainer():
 def test_a_callback_that_is_added_during_the_run_is_not_measured(hook):
     runs = RunsTheModel("on_train_batch_end")
 
-    class Adds(Callback):
-        def add(self, trainer_, *args):
-            if runs not in trainer_.callbacks:
-                trainer_.callbacks.append(runs)
+    def add(trainer_, *args):
+        if runs not in trainer_.callbacks:
+            trainer_.callbacks.append(runs)
 
-    adds = Adds()
-    setattr(adds, hook, adds.add)
+    adds = Callback()
+    setattr(adds, hook, add)
     assert measured(adds) == measured_alone()
     assert runs.runs > 0

@@ -1,11 +1,14 @@
 """What FeatureMapLogger and KernelLogger write, when, and what they leave alone."""
 
+import re
 import warnings
+from unittest.mock import Mock
 
 import pytest
 import torch
 from callbacks.compiling import compiles
-from lightning.pytorch.loggers import Logger
+from callbacks.heard import warnings_of
+from callbacks.user_program import Does, Forgets
 from torch import nn
 from toys import Toy, events, fit, hooked, images, loader, trainer
 
@@ -36,10 +39,6 @@ def cnn():
     )
 
 
-def ours(warnings_that_came):
-    return [warning for warning in warnings_that_came if "hookboard" in str(warning.message)]
-
-
 def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net, raw = cnn(), []
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
@@ -55,57 +54,39 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
 
 
 def test_an_output_of_more_samples_than_the_batch_has_stands_alone(tmp_path):
-    class Windows(nn.Module):
-        def forward(self, x):
-            return x.unflatten(3, (2, 4)).movedim(3, 1).flatten(0, 1)
-
-    fit(tmp_path, Toy(nn.Sequential(Windows(), nn.Conv2d(3, 3, 1))), pictures_of(1), FeatureMapLogger(every_n_steps=1))
+    windows = Does(lambda x: x.unflatten(3, (2, 4)).movedim(3, 1).flatten(0, 1))
+    fit(tmp_path, Toy(nn.Sequential(windows, nn.Conv2d(3, 3, 1))), pictures_of(1), FeatureMapLogger(every_n_steps=1))
     described = events(tmp_path).summary_metadata["feature_maps/net.1"].summary_description
     assert described.startswith("net.1 (training batch): 3 channels")
 
 
 def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
-    seen = []
-
-    class Keeps(FeatureMapLogger):
-        def _pictures(self, loop, watch):
-            seen.append(watch.taken.shown)
-            return super()._pictures(loop, watch)
-
     model = Toy(cnn())
     model.configure_optimizers = lambda: torch.optim.SGD(model.parameters(), lr=0.0)
     model.net[1].momentum = 0.0
-    fit(tmp_path, model, pictures_of(2), Keeps("net.0", every_n_steps=1), max_epochs=2, **VALIDATED)
-    ((first, _),), ((second, _),) = (kept.values() for kept in seen)
-    assert torch.equal(first.values, second.values)
+    fit(tmp_path, model, pictures_of(2), FeatureMapLogger("net.0", every_n_steps=1), max_epochs=2, **VALIDATED)
+    first, second = images(tmp_path)["feature_maps/net.0"].values()
+    assert (first == second).all()
 
 
-def test_in_training_pictures_come_with_the_due_steps(tmp_path):
-    callback = FeatureMapLogger("net.0", stage="train", every_n_steps=3)
-    fit(tmp_path, Toy(cnn()), pictures_of(7), callback)
-    assert list(images(tmp_path)["feature_maps/net.0"]) == [2, 5]
-
-
-def test_without_a_validation_the_training_batch_is_shown(tmp_path):
-    fit(tmp_path, Toy(cnn()), pictures_of(2), FeatureMapLogger("net.0", every_n_steps=1))
-    assert list(images(tmp_path)["feature_maps/net.0"]) == [0, 1]
-
-
-def test_a_validation_is_shown_when_enough_steps_have_passed_since_the_last(tmp_path):
-    callback = FeatureMapLogger("net.0", every_n_steps=3)
-    fit(tmp_path, Toy(cnn()), pictures_of(2), callback, max_epochs=5, **VALIDATED)
-    assert list(images(tmp_path)["feature_maps/net.0"]) == [1, 5, 9]
+@pytest.mark.parametrize(
+    ("count", "cadence", "options", "steps"),
+    [
+        (7, {"stage": "train", "every_n_steps": 3}, {}, [2, 5]),
+        (2, {"every_n_steps": 1}, {}, [0, 1]),
+        (2, {"every_n_steps": 3}, {"max_epochs": 5, **VALIDATED}, [1, 5, 9]),
+        (2, {"every_n_steps": 1}, {"limit_val_batches": 1.0, "num_sanity_val_steps": 2}, [1]),
+    ],
+    ids=["in training", "without a validation", "when enough steps have passed", "not in the sanity check"],
+)
+def test_pictures_come_with_due_steps_or_validations(tmp_path, count, cadence, options, steps):
+    fit(tmp_path, Toy(cnn()), pictures_of(count), FeatureMapLogger("net.0", **cadence), **options)
+    assert list(images(tmp_path)["feature_maps/net.0"]) == steps
 
 
 def test_by_default_pictures_come_twenty_times_less_often_than_numbers(tmp_path):
     fit(tmp_path, Toy(cnn()), pictures_of(41), KernelLogger(), log_every_n_steps=1)
     assert list(images(tmp_path)["kernels/net.0"]) == [19, 39]
-
-
-def test_the_sanity_check_is_not_shown(tmp_path):
-    callback = FeatureMapLogger("net.0", every_n_steps=1)
-    fit(tmp_path, Toy(cnn()), pictures_of(2), callback, limit_val_batches=1.0, num_sanity_val_steps=2)
-    assert list(images(tmp_path)["feature_maps/net.0"]) == [1]
 
 
 @pytest.mark.parametrize("make", [FeatureMapLogger, CAMLogger])
@@ -178,48 +159,15 @@ def test_a_module_without_a_picture_is_named_once_with_the_cause(tmp_path):
         def forward(self, x):
             return self[0](x)
 
-    net = Skips(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    callback = FeatureMapLogger(types="Conv2d", every_n_steps=1)
-    with pytest.warns(
-        UserWarning, match=r"no picture of 1 out of 2 modules:\n  - net\.1: output: the module was not"
-    ) as said:
-        fit(tmp_path, Toy(net), pictures_of(3), callback)
-    assert len(ours(said)) == 1
-
-
-class TakesNumbers(Logger):
-    name, version = "takes_numbers", 0
-
-    def log_metrics(self, metrics, step=None):
-        pass
-
-    def log_hyperparams(self, *args, **kwargs):
-        pass
+    net, callback = Skips(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), FeatureMapLogger(types="Conv2d", every_n_steps=1)
+    (said,) = warnings_of(lambda: fit(tmp_path, Toy(net), pictures_of(3), callback))
+    assert "no picture of 1 out of 2 modules:\n  - net.1: output: the module was not" in said
 
 
 def test_a_logger_without_pictures_is_named_once(tmp_path):
-    with pytest.warns(UserWarning, match="KernelLogger: TakesNumbers does not support pictures") as said:
-        fit(tmp_path, Toy(cnn()), pictures_of(3), KernelLogger(every_n_steps=1), logger=TakesNumbers())
-    assert len(ours(said)) == 1
-
-
-class TakesImages(TakesNumbers):
-    """Has an image method like that of Lightning's WandbLogger."""
-
-    def __init__(self):
-        super().__init__()
-        self.images = []
-
-    def log_image(self, key, images, step=None, caption=None):
-        self.images.append((key, step, images[0].mode, caption[0]))
-
-
-def test_another_logger_gets_pictures_through_its_own_method(tmp_path):
-    logger = TakesImages()
-    fit(tmp_path, Toy(cnn()), pictures_of(2), KernelLogger("net.0", every_n_steps=2), logger=logger)
-    ((key, step, mode, caption),) = logger.images
-    assert (key, step, mode) == ("kernels/net.0", 1, "RGB")
-    assert caption.startswith("net.0: 4x3x3x3, in colour")
+    options = {"logger": Forgets()}
+    (said,) = warnings_of(lambda: fit(tmp_path, Toy(cnn()), pictures_of(3), KernelLogger(every_n_steps=1), **options))
+    assert "KernelLogger: Forgets does not support pictures" in said
 
 
 def test_hooks_are_there_during_the_shown_batch_alone(tmp_path):
@@ -236,22 +184,16 @@ def test_hooks_are_there_during_the_shown_batch_alone(tmp_path):
 
 
 def test_a_fault_ends_the_pictures_and_not_the_run(tmp_path, monkeypatch):
-    def broken(*args, **kwargs):
-        raise RuntimeError("no colours today")
-
-    monkeypatch.setattr("hookboard.callbacks.pictures.feature_maps", broken)
-    with pytest.warns(UserWarning, match="FeatureMapLogger is .*off.*no colours") as said:
-        run = fit(tmp_path, Toy(cnn()), pictures_of(3), FeatureMapLogger(every_n_steps=1))
-    assert len(ours(said)) == 1
-    assert run.global_step == 3
+    model = Toy(cnn())
+    monkeypatch.setattr("hookboard.callbacks.pictures.feature_maps", Mock(side_effect=RuntimeError("no colours today")))
+    (said,) = warnings_of(lambda: fit(tmp_path, model, pictures_of(3), FeatureMapLogger(every_n_steps=1)))
+    assert re.search("FeatureMapLogger is .*off.*no colours", said, re.DOTALL)
+    assert model.global_step == 3
 
 
 def test_one_sample_is_enough(tmp_path):
-    callbacks = [FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1)]
-    model = Toy(cnn().eval())
-    data = pictures_of(2, size=2)
-    run = trainer(tmp_path, *callbacks, limit_val_batches=1.0)
-    run.validate(model, loader([data[0][:1]]))
+    run = trainer(tmp_path, FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1), limit_val_batches=1.0)
+    run.validate(Toy(cnn()), loader(pictures_of(1, size=1)))
     assert len(images(tmp_path)) == 3
 
 

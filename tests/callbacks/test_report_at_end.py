@@ -33,8 +33,11 @@ def is_page(path):
     return text.startswith("<!doctype html>") and "layers, measured 6 times" in text
 
 
-def test_tensorboard_has_it_beside_the_event_files(tmp_path):
-    watched(TensorBoardLogger(tmp_path, name="run", version=""), report=True)
+def test_tensorboard_has_it_beside_the_event_files_if_it_is_asked_for(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="run", version="")
+    watched(logger)
+    assert list(tmp_path.rglob("*.html")) == []
+    watched(logger, report=True)
     assert is_page(tmp_path / "run" / "report.html")
 
 
@@ -57,11 +60,6 @@ def test_without_tensorboard_the_loss_of_measured_steps_is_on_the_page(tmp_path)
     assert loss["values"] == pytest.approx([logged[step] for step in loss["steps"]], rel=1e-3)
 
 
-def test_nothing_is_written_unless_it_is_asked_for(tmp_path):
-    watched(TensorBoardLogger(tmp_path, name="run", version=""))
-    assert list(tmp_path.rglob("*.html")) == []
-
-
 @pytest.mark.filterwarnings("default")  # of what W&B runs on
 def test_wandb_gets_it_as_html(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
@@ -82,17 +80,14 @@ def test_mlflow_gets_it_as_an_artifact(tmp_path, monkeypatch):
     assert is_page(path)
 
 
-class Numbers(DummyLogger):
-    """Takes numbers and nothing else, in a folder."""
-
-    log_dir = "somewhere"
-
-    def log_metrics(self, metrics, step=None):
-        pass
-
-
 @pytest.mark.filterwarnings("ignore:.*Numbers does not support")
 def test_a_logger_that_cannot_take_it_is_not_said_to_have_it(capsys):
+    class Numbers(DummyLogger):
+        log_dir = "somewhere"
+
+        def log_metrics(self, metrics, step=None):
+            pass
+
     watched(Numbers(), report=True)
     assert "is written" not in capsys.readouterr().err
 

@@ -1,11 +1,14 @@
-"""What watches the training step: a fault of ours there is one warning, and training goes on."""
+"""What watches the training step: its faults are one warning, and the user's code is not called for it."""
+
+import time
+from collections import UserDict
 
 import pytest
 import torch
 from torch import nn
 from toys import batches, mlp
 
-from hookboard import HealthMonitor, watch
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, watch
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.optimizing import StaleGradients
 
@@ -61,3 +64,51 @@ def test_weights_are_those_that_the_step_has_used_whatever_changes_them_after_it
             found = {one.site.name: one.moments.rms for one in monitor.readings if one.site.role == "parameter_before"}
             true = {name: weight.square().mean().sqrt().item() for name, weight in used.items()}
             assert found == pytest.approx(true, rel=1e-6)
+
+
+def seconds_of_steps(batch, before=lambda: None):
+    """Train eight steps on the `x` of a batch, of which none after the first is due; return the seconds of each."""
+    net, took = mlp(), []
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    watching = HealthMonitor, ActivationLogger, GradientLogger, ParameterLogger
+    with watch(net, sgd, [kind(every_n_steps=100) for kind in watching]) as run:
+        for _ in range(8):
+            start = time.process_time()
+            with run.step(batch):
+                before()
+                sgd.zero_grad()
+                net(batch["x"]).square().mean().backward()
+                sgd.step()
+            took.append(time.process_time() - start)
+    return took
+
+
+def test_a_mapping_is_not_read_in_a_step_that_is_not_due():
+    class Counted(UserDict):
+        asked = 0
+
+        def __getitem__(self, key):
+            self.asked += 1
+            return super().__getitem__(key)
+
+    batch, at = Counted(x=torch.ones(2, 4)), []
+    seconds_of_steps(batch, before=lambda: at.append(batch.asked))
+    assert at[-1] - at[2] == len(at) - 3
+
+
+def test_a_step_that_is_not_due_takes_no_longer_with_many_objects_in_the_batch():
+    few, many = ({"x": torch.ones(2, 4), "more": [object()] * n} for n in (1, 50_000))
+    took = [min(seconds_of_steps(batch)[2:]) for batch in (few, many)]
+    assert took[1] - took[0] < 1e-3
+
+
+@pytest.mark.compiles
+def test_compiled_steps_of_an_optimizer_are_measured_and_nothing_warns_of_our_code():
+    net, monitor = mlp(), HealthMonitor(every_n_steps=1, audit=False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with watch(net, optimizer, monitor) as run:
+        for batch in batches(4, 4):  # warnings are errors here
+            with run.step(batch):
+                net(batch).square().mean().backward()
+                torch.compile(optimizer.step, backend="eager")()
+    assert sum(one.site.role == "parameter_update" for one in monitor._readings) == 4

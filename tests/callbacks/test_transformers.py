@@ -30,45 +30,32 @@ class Model(nn.Module):
         return {"loss": self.net(x).square().mean()}
 
 
-def arguments(folder, kind=transformers.TrainingArguments, **options):
-    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
-    return kind(output_dir=str(folder), **{"num_train_epochs": 1, **quiet, **options})
-
-
 def trainer(folder, model, data, *callbacks, **options):
     """Hugging Face's Trainer, which takes the rows of the batches in order."""
+    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
     plain = {"max_grad_norm": 0.0, "learning_rate": 0.01, "optim": "sgd", "lr_scheduler_type": "constant"}
-    in_order = {"per_device_train_batch_size": len(data[0]), "train_sampling_strategy": "sequential"}
-    given = arguments(folder, **plain, **in_order, **options)
+    once = {"num_train_epochs": 1, "per_device_train_batch_size": len(data[0]), "train_sampling_strategy": "sequential"}
+    given = transformers.TrainingArguments(output_dir=str(folder), **quiet | plain | once | options)
     rows = [{"x": row} for batch in data for row in batch]
     return transformers.Trainer(model, given, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks])
 
 
-def in_transformers(folder, net, data, *callbacks, **options):
-    trainer(folder, Model(net), data, for_transformers([*callbacks]), **options).train()
+def in_transformers(folder, net, data, *callbacks, others=(), **options):
+    trainer(folder, Model(net), data, for_transformers([*callbacks]), *others, **options).train()
     return logged(folder / "hookboard")
 
 
-def weights(model):
-    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+class At(transformers.TrainerCallback):
+    """Does something at one point of the training, once."""
 
+    def __init__(self, point, what):
+        def once(args, state, control, **others):
+            if not self.is_done:
+                self.is_done = True
+                what(control)
 
-def tiny_gpt2():
-    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(config)
-
-
-def texts(count, length=8):
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(11, (count, length), generator=generator)
-    return [{"input_ids": row, "labels": row} for row in tokens]
-
-
-def train_gpt2(folder, *callbacks, model=None, **options):
-    model, given = tiny_gpt2() if model is None else model, arguments(folder, per_device_train_batch_size=2, **options)
-    transformers.Trainer(model, given, train_dataset=texts(8), callbacks=[*callbacks]).train()
-    return model
+        self.is_done = False
+        setattr(self, point, once)
 
 
 def hooks_of(model):
@@ -129,9 +116,13 @@ def test_steps_go_on_after_a_resume(tmp_path):
 
 
 def test_training_is_the_same_without_it_to_the_last_bit_and_no_hook_is_left(tmp_path):
-    bare = train_gpt2(tmp_path / "bare")
-    watched = train_gpt2(tmp_path / "watched", for_transformers(everything()))
-    torch.testing.assert_close(weights(watched), weights(bare), rtol=0, atol=0)
+    def trained(*callbacks):
+        model = Model(nn.Sequential(mlp(), nn.Dropout()))
+        trainer(tmp_path / str(len(callbacks)), model, batches(*[4] * 8), *callbacks, max_grad_norm=1e-3).train()
+        return model
+
+    bare, watched = trained(), trained(for_transformers(everything()))
+    assert all(map(torch.equal, watched.parameters(), bare.parameters()))
     assert hooks_of(watched) == hooks_of(bare)
 
 
@@ -152,29 +143,20 @@ def test_an_evaluation_is_logged_as_a_validation_of_a_trainer(tmp_path, given):
     assert_equal(mine, theirs)
 
 
-def test_an_evaluation_that_was_called_off_is_not_logged(tmp_path):
+def test_an_evaluation_that_was_called_off_or_by_hand_is_not_logged(tmp_path):
     class Never(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **others):
             control.should_evaluate = False
 
     data = batches(*[4] * 4)
-    watching = for_transformers(both_stages())
-    options = {"eval_strategy": "steps", "eval_steps": 1}
-    trainer(tmp_path / "called_off", Model(mlp()), data, watching, Never(), **options).train()
-    assert_equal(
-        logged(tmp_path / "called_off" / "hookboard"), in_transformers(tmp_path / "none", mlp(), data, *both_stages())
-    )
-
-
-def test_an_evaluation_by_hand_is_not_logged(tmp_path):
-    watching, data = for_transformers(both_stages()), batches(*[4] * 4)
-    run = trainer(tmp_path / "by_hand", Model(mlp()), data, watching, eval_on_start=True)
+    without = in_transformers(tmp_path / "none", mlp(), data, *both_stages())
+    options = {"others": [Never()], "eval_strategy": "steps", "eval_steps": 1}
+    assert_equal(in_transformers(tmp_path / "called_off", mlp(), data, *both_stages(), **options), without)
+    run = trainer(tmp_path / "by_hand", Model(mlp()), data, for_transformers(both_stages()), eval_on_start=True)
     run.add_callback(At("on_step_end", lambda control: run.evaluate()))
     run.train()
     run.evaluate()
-    assert_equal(
-        logged(tmp_path / "by_hand" / "hookboard"), in_transformers(tmp_path / "none", mlp(), data, *both_stages())
-    )
+    assert_equal(logged(tmp_path / "by_hand" / "hookboard"), without)
 
 
 def test_of_several_sets_to_evaluate_on_the_first_is_logged(tmp_path):
@@ -186,13 +168,17 @@ def test_of_several_sets_to_evaluate_on_the_first_is_logged(tmp_path):
     assert_equal(logged(tmp_path / "two" / "hookboard"), expected)
 
 
-def test_clipping_and_checkpointing_leave_the_gradients_of_a_trainer(tmp_path):
-    logger = GradientLogger("**.c_fc", every_n_steps=1, statistics="l2")
-    train_gpt2(tmp_path / "a", for_transformers(logger), max_grad_norm=1e-3)
-    plain = [reading.statistics["l2"] for reading in logger.readings]
-    model = tiny_gpt2()
-    train_gpt2(tmp_path / "b", for_transformers(logger), model=model, max_grad_norm=1e-3, activation_checkpointing=True)
-    assert [reading.statistics["l2"] for reading in logger.readings] == pytest.approx(plain, rel=1e-6)
+def test_checkpointing_leaves_the_gradients_of_gpt2(tmp_path):
+    def norms(**options):
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+        model, logger = transformers.GPT2LMHeadModel(config), GradientLogger("**.c_fc", statistics="l2")
+        run = trainer(tmp_path, model, batches(2), for_transformers(logger), max_grad_norm=1e-3, **options)
+        run.train_dataset = [{"input_ids": row, "labels": row} for row in (torch.arange(64) % 11).reshape(8, 8)]
+        run.train()
+        return [reading.statistics["l2"] for reading in logger.readings]
+
+    assert norms(activation_checkpointing=True) == pytest.approx(norms(), rel=1e-6)
 
 
 def test_an_alarm_can_stop_the_training(tmp_path):
@@ -236,19 +222,6 @@ def test_the_next_training_begins_anew_after_one_that_failed(tmp_path):
     run.train()
     assert len(logger.readings) == 1
     assert hooks_of(model) == hooks_of(Model(mlp()))
-
-
-class At(transformers.TrainerCallback):
-    """Does something at one point of the training, once."""
-
-    def __init__(self, point, what):
-        def once(args, state, control, **others):
-            if not self.is_done:
-                self.is_done = True
-                what(control)
-
-        self.is_done = False
-        setattr(self, point, once)
 
 
 def test_the_last_step_of_an_epoch_may_have_fewer_batches(tmp_path):

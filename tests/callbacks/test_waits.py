@@ -73,6 +73,15 @@ def scaled():
     return {"plugins": MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))}
 
 
+def assert_none(waits):
+    assert not waits, "\n\n".join(f"{wait.what} in {wait.thread}:\n{wait.stack}" for wait in waits[:3])
+
+
+def is_later(wait):
+    """Whether it waits a batch later, for what a due step has measured, or after the last batch."""
+    return "in end_training" in wait.stack or ("in finish" in wait.stack and "in _do_later" not in wait.stack)
+
+
 WAYS = {
     "convolutions, AdamW, clipped": (lambda: Adam(convolutional()), lambda: {"gradient_clip_val": 1.0}),
     "under a GradScaler": (lambda: Toy(mlp()), scaled),
@@ -99,41 +108,36 @@ def classifier():
     return Toy(nn.Sequential(*convolutional()[1:]))
 
 
-def test_class_activation_maps_of_a_device_are_those_of_the_cpu(tmp_path, device):
-    callbacks = [CAMLogger("net.1", method=method, every_n_steps=1) for method in ("layer_cam", "xgrad_cam")]
-    train(tmp_path / "device", device, *callbacks, model=classifier(), data=PICTURES, **VALIDATED)
-    fit(tmp_path / "cpu", classifier(), PICTURES, *callbacks, **VALIDATED)
-    there, here = images(tmp_path / "device"), images(tmp_path / "cpu")
-    assert there.keys() == here.keys() == {"cam/net.1/layer_cam", "cam/net.1/xgrad_cam"}
+def there_and_here(folder, device, read, make_callbacks, make_model=lambda: Toy(mlp()), data=DATA, **options):
+    """What is read of a run on the device and of one on the CPU."""
+    train(folder / "there", device, *make_callbacks(), model=make_model(), data=data, **options)
+    fit(folder / "here", make_model(), data, *make_callbacks(), **options)
+    there, here = read(folder / "there"), read(folder / "here")
+    assert there.keys() == here.keys()
+    return there, here
+
+
+def assert_same_pictures(there, here):
     assert all((there[tag][step] == here[tag][step]).all() for tag in here for step in here[tag])
 
 
+def test_class_activation_maps_of_a_device_are_those_of_the_cpu(tmp_path, device):
+    def callbacks():
+        return [CAMLogger("net.1", method=method, every_n_steps=1) for method in ("layer_cam", "xgrad_cam")]
+
+    there, here = there_and_here(tmp_path, device, images, callbacks, classifier, PICTURES, **VALIDATED)
+    assert here.keys() == {"cam/net.1/layer_cam", "cam/net.1/xgrad_cam"}
+    assert_same_pictures(there, here)
+
+
 def test_pictures_of_a_device_are_those_of_the_cpu(tmp_path, device):
-    drawn = []
-    for on_device in (True, False):
-        folder = tmp_path / str(on_device)
-        callbacks = [
-            FeatureMapLogger("net.1", stage="train", channels=2, every_n_steps=2),
-            KernelLogger(every_n_steps=2),
-        ]
-        if on_device:
-            train(folder, device, *callbacks, model=Toy(convolutional()))
-        else:
-            fit(folder, Toy(convolutional()), DATA, *callbacks)
-        drawn.append(images(folder))
-    assert drawn[0].keys() == drawn[1].keys() == {"feature_maps/net.1", "kernels/net.1"}
-    for tag, steps in drawn[0].items():
-        assert list(steps) == [1, 3]
-        assert all((steps[step] == drawn[1][tag][step]).all() for step in steps)
+    def callbacks():
+        maps = FeatureMapLogger("net.1", stage="train", channels=2, every_n_steps=2)
+        return [maps, KernelLogger(every_n_steps=2)]
 
-
-def assert_none(waits):
-    assert not waits, "\n\n".join(f"{wait.what} in {wait.thread}:\n{wait.stack}" for wait in waits[:3])
-
-
-def is_later(wait):
-    """Whether it waits a batch later, for what a due step has measured, or after the last batch."""
-    return "in end_training" in wait.stack or ("in finish" in wait.stack and "in _do_later" not in wait.stack)
+    there, here = there_and_here(tmp_path, device, images, callbacks, lambda: Toy(convolutional()))
+    assert {tag: list(steps) for tag, steps in here.items()} == {"feature_maps/net.1": [1, 3], "kernels/net.1": [1, 3]}
+    assert_same_pictures(there, here)
 
 
 def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
@@ -150,17 +154,12 @@ def test_the_training_waits_at_most_while_its_first_step_is_read(tmp_path, devic
 
 
 def test_no_number_is_read_before_it_has_arrived(tmp_path, device):
-    logged = []
-    for on_device in (True, False):
-        folder, callbacks = tmp_path / str(on_device), [ActivationLogger(every_n_steps=1), ParameterLogger("net.0")]
-        if on_device:
-            train(folder, device, *callbacks)
-        else:
-            fit(folder, Toy(mlp()), DATA, *callbacks)
-        logged.append(scalars(folder))
-    assert logged[0].keys() == logged[1].keys()
-    for tag, values in logged[0].items():
-        assert values == pytest.approx(logged[1][tag], rel=1e-5, abs=1e-7), tag
+    def callbacks():
+        return [ActivationLogger(every_n_steps=1), ParameterLogger("net.0")]
+
+    there, here = there_and_here(tmp_path, device, scalars, callbacks)
+    for tag, values in there.items():
+        assert values == pytest.approx(here[tag], rel=1e-5, abs=1e-7), tag
 
 
 def test_a_wait_in_a_hook_is_seen_with_its_stack(tmp_path, device):

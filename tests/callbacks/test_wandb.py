@@ -50,17 +50,13 @@ def rows(folder):
             yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def logged(folder, monkeypatch, model, data, *watching):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    fit(None, model, data, *watching, logger=WandbLogger(save_dir=folder, offline=True))
-    wandb.finish()
-    return list(rows(folder))
-
-
 def test_histograms_stand_in_the_row_of_their_scalars_with_the_counts_of_the_raw_values(tmp_path, monkeypatch):
     raw = Raw()
     watching = ActivationLogger("net.0", histogram=True), GradientLogger("net.0", histogram=True)
-    found = logged(tmp_path, monkeypatch, Toy(mlp()), batches(40, 50, 60), *watching, raw)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    fit(None, Toy(mlp()), batches(40, 50, 60), *watching, raw, logger=WandbLogger(save_dir=tmp_path, offline=True))
+    wandb.finish()
+    found = list(rows(tmp_path))
     for kind, role in (("activation", "output"), ("gradient", "grad_output")):
         ours = [row for row in found if f"{kind}s/net.0/bins" in row]
         assert [row["trainer/global_step"] for row in ours] == [0, 1, 2]
