@@ -23,21 +23,20 @@ STEPS, CUT = 32, 21
 class Loader:
     """Digits to be told apart, batch by batch; a fit that is continued goes on behind the last one."""
 
-    def __init__(self, size=8, batches=STEPS, classes=3):
-        self.batches, self.at = batches, 0
+    def __init__(self, batches=STEPS):
         generator = torch.Generator().manual_seed(1)
-        self.middles = torch.randn(classes, 4, generator=generator)
-        self.data = []
+        middles = torch.randn(3, 4, generator=generator)
+        self.data, self.at = [], 0
         for _ in range(batches):
-            labels = torch.randint(classes, (size,), generator=generator)
-            self.data.append((self.middles[labels] + 0.3 * torch.randn(size, 4, generator=generator), labels))
+            labels = torch.randint(3, (8,), generator=generator)
+            self.data.append((middles[labels] + 0.3 * torch.randn(8, 4, generator=generator), labels))
 
     def __len__(self):
-        return self.batches
+        return len(self.data)
 
     def __iter__(self):
-        self.at %= self.batches
-        while self.at < self.batches:
+        self.at %= len(self.data)
+        while self.at < len(self.data):
             self.at += 1
             yield self.data[self.at - 1]
 

@@ -91,36 +91,24 @@ def test_a_nan_in_the_batch_names_the_rows_it_stands_in(tmp_path):
     assert verdicts(monitor, "nonfinite")[0].rows == (2, ROW)
 
 
-def in_transformers(folder, data):
-    monitor = HealthMonitor(every_n_steps=4)
+def in_transformers(folder, data, monitor):
     fit_in_transformers(folder, ForTransformers(language_model()), data, monitor, learning_rate=1e-2)
-    return monitor
 
 
-def in_lightning(folder, data):
-    monitor = HealthMonitor(every_n_steps=4)
+def in_lightning(folder, data, monitor):
     fit(folder, Predicts(language_model(), 1e-2), data, monitor)
-    return monitor
-
-
-def same_tokens(is_spoiled):
-    """Sequences of one token, so that the loss falls fast; one row of one batch has others."""
-    data = [torch.full((8, 12), 3) for _ in range(100)]
-    if is_spoiled:
-        data[90] = data[90].clone()
-        data[90][ROW] = torch.arange(12) % 3
-    return data
 
 
 @pytest.mark.parametrize("run", [in_lightning, in_transformers])
-def test_the_sequence_with_a_spike_is_named_in_both_trainers(tmp_path, run):
-    (verdict,) = verdicts(run(tmp_path, same_tokens(True)), "spike")
+def test_the_sequence_with_a_spike_is_named_in_both_trainers_and_none_without_it(tmp_path, run):
+    monitor, other = HealthMonitor(every_n_steps=4), HealthMonitor(every_n_steps=4)
+    data = [torch.full((8, 12), 3) for _ in range(100)]  # of one token, so that the loss falls fast
+    run(tmp_path / "without", data, other)
+    assert not [verdict for verdict in other.verdicts if verdict.rows]
+    data[90][ROW] = torch.arange(12) % 3
+    run(tmp_path / "with", data, monitor)
+    (verdict,) = verdicts(monitor, "spike")
     assert (verdict.batch_idx, verdict.rows) == (90, (ROW,))
-
-
-@pytest.mark.parametrize("run", [in_lightning, in_transformers])
-def test_without_it_none_is_named(tmp_path, run):
-    assert not [verdict for verdict in run(tmp_path, same_tokens(False)).verdicts if verdict.rows]
 
 
 def test_of_several_ranks_the_one_with_the_largest_loss_is_named():

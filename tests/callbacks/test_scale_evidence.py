@@ -14,9 +14,12 @@ MSE = nn.functional.mse_loss
 # The batch
 
 
+def given(change):
+    return Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9), [(change(x), y) for x, y in classes()]
+
+
 def test_the_column_that_is_far_out_and_what_is_usual(tmp_path):
-    data = [(x * torch.tensor([1.0, 1, 1, 1, 1, 3000, 1, 1]), y) for x, y in classes()]
-    model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
+    model, data = given(lambda x: x * torch.tensor([1.0, 1, 1, 1, 1, 3000, 1, 1]))
     evidence = said(tmp_path, model, data, "input_scale")
     column, size, usual, far, columns = numbers(
         "column # of the input has an RMS of #, while a typical column has # (# of # columns is this extreme)",
@@ -29,8 +32,7 @@ def test_the_column_that_is_far_out_and_what_is_usual(tmp_path):
 
 
 def test_the_columns_that_never_change(tmp_path):
-    data = [(torch.cat([x[:, :5], torch.full((32, 2), 0.625), x[:, 7:]], 1), y) for x, y in classes()]
-    model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
+    model, data = given(lambda x: torch.cat([x[:, :5], torch.full((32, 2), 0.625), x[:, 7:]], 1))
     evidence = said(tmp_path, model, data, "input_scale")
     constant, columns, column, value = numbers(
         "# of # columns of the input never change: column # is always #", evidence
@@ -38,10 +40,6 @@ def test_the_columns_that_never_change(tmp_path):
     still = np.flatnonzero((model.batch == model.batch[0]).all(0))
     assert (constant, columns, column) == (len(still), 8, still[0])
     assert value == shortened(model.batch[0, still[0]], 3)
-
-
-def given(change):
-    return Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9), [(change(x), y) for x, y in classes()]
 
 
 def test_the_value_that_all_of_the_input_has(tmp_path):

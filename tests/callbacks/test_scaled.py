@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measur
 ROLES = ("grad_output", "grad_input", "parameter_grad")
 
 
-def gradients(folder, model, data, scaler=None, histogram=False, **options):
+def gradients(folder, model, data, scaler=None, histogram=False, statistics=tuple(FORMULAS), **options):
     """The readings of every step, by site."""
-    watched = GradientLogger(roles=ROLES, statistics=tuple(FORMULAS), histogram=histogram)
+    watched = GradientLogger(roles=ROLES, statistics=statistics, histogram=histogram)
     kept = EachStep(watched)
     if scaler is not None:
         options["plugins"] = MixedPrecision("16-mixed", "cpu", scaler=scaler)
@@ -59,13 +59,10 @@ def test_a_step_that_overflowed_has_its_counts_and_no_number_that_looks_normal(t
 
 
 def test_the_count_of_an_overflow_is_logged_where_it_was_not_asked_for(tmp_path):
-    watched = GradientLogger(statistics="std")
-    kept = EachStep(watched)
-    model = Toy(torch.nn.Sequential(mlp(), Overflows()))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    fit(tmp_path, model, batches(4, 4), watched, kept, plugins=MixedPrecision("16-mixed", "cpu", scaler=scaler))
-    assert {name for reading in kept.readings[0] for name in reading.statistics} == {"std"}
-    assert {name for reading in kept.readings[1] for name in reading.statistics} == {"std", "nonfinite_count"}
+    steps = gradients(tmp_path, Toy(torch.nn.Sequential(mlp(), Overflows())), batches(4, 4), scaler, statistics="std")
+    names = [{name for reading in step.values() for name in reading.statistics} for step in steps]
+    assert names == [{"std"}, {"std", "nonfinite_count"}]
 
 
 class ScaledOnly(MixedPrecision):

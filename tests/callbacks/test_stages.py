@@ -96,23 +96,6 @@ def test_every_loader_of_a_loop_counts(tmp_path):
     assert callback.readings[0].moments.count == (4 + 6 + 5) * 8
 
 
-def test_a_fault_while_a_loop_is_read_ends_the_callback_and_not_the_fit(tmp_path):
-    class Faulty(ActivationLogger):
-        def _send(self, trainer, watch, along=None):
-            if watch.table.stage == "validate":
-                raise RuntimeError("on purpose")
-            return super()._send(trainer, watch, along)
-
-    callback, model = Faulty("net.0", stages=["train", "validate"], statistics="std"), Toy(mlp())
-    with pytest.warns(UserWarning, match="Faulty is switched off"):
-        done = fit(tmp_path, model, batches(*[4] * 4), callback, max_epochs=2, **VALIDATION)
-    found = scalars(tmp_path)
-    assert list(found["activation_std/net.0"]) == list(range(4))
-    assert "validate_activation_std/net.0" not in found
-    assert done.global_step == 8
-    assert hooked(model) == []
-
-
 @pytest.mark.parametrize("stage", LOOPS)
 def test_no_hook_stays_after_a_loop_that_failed(tmp_path, stage):
     model = Toy(mlp())

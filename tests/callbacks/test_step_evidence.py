@@ -40,16 +40,15 @@ def test_by_what_factor_a_gradient_falls_and_that_it_falls_by_the_mean_of_the_la
 # Weights that do not move
 
 
-class Grouped(Recorded):
-    """Gives the second Linear a learning rate of its own."""
+def grouped(rate, other):
+    """Gives the second Linear of three a learning rate of its own."""
 
-    def __init__(self, *args, other, **options):
-        super().__init__(*args, **options)
-        self.other = other
+    def optimizer(parameters, lr):
+        rest = [*net[0].parameters(), *net[4].parameters()]
+        return SGD([{"params": rest}, {"params": net[2].parameters(), "lr": other}], lr=lr)
 
-    def configure_optimizers(self):
-        rest = [p for name, p in self.named_parameters() if not name.startswith("net.2.")]
-        return SGD([{"params": rest}, {"params": self.net[2].parameters(), "lr": self.other}], lr=self.rate)
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
+    return Recorded(net, CROSS_ENTROPY, rate, optimizer)
 
 
 def still_in(model, layers=(0, 2, 4)):
@@ -62,8 +61,7 @@ def still_in(model, layers=(0, 2, 4)):
 
 
 def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
-    model = Grouped(net, CROSS_ENTROPY, rate=0.0123, other=0.0)
+    model = grouped(rate=0.0123, other=0.0)
     evidence = said(tmp_path, model, classes(), "not_updated")
     largest, still, layers = numbers("rate is 0, while other rates go up to # (# of # layers)", evidence)
     assert largest == 0.012
@@ -71,8 +69,7 @@ def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
 
 
 def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
-    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
-    model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
+    model = grouped(rate=0.01, other=1.25e-12)
     evidence = said(tmp_path, model, classes(), "not_updated")
     rate, still, layers = numbers(
         "a step at a learning rate of # leaves the float32 weights unchanged (# of # layers)",

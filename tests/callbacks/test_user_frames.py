@@ -18,9 +18,6 @@ pytestmark = pytest.mark.filterwarnings(*IGNORED)
 effect = Effects()
 
 
-# Tracers and profilers.
-
-
 def traced(install):
     def effect_of(user):
         def trace(frame, event, arg):
@@ -97,9 +94,6 @@ def a_forward_takes_its_locals(user):
     user.net.append(Takes())
 
 
-# What is alive.
-
-
 @contextlib.contextmanager
 def without_collecting():
     was_on = gc.isenabled()
@@ -145,29 +139,31 @@ class Fresh(torch.utils.data.IterableDataset):
             yield self.make(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)))
 
 
+class Held:
+    """Says when it dies."""
+
+    def __init__(self, user):
+        self.user = user
+
+    def __del__(self):
+        self.user.saw("it is gone")
+
+
 @effect
 def objects_in_batches_die_with_the_step(user):
-    class Held:
-        def __del__(self):
-            user.saw("a batch is gone")
-
-    user.data = Fresh(lambda batch: {"x": batch, "held": Held(), "also": [Held()]})
+    user.data = Fresh(lambda batch: {"x": batch, "held": Held(user), "also": [Held(user)]})
     user.given = lambda batch: batch["x"]
     user.around_fit = without_collecting
 
 
 @effect
 def objects_given_to_layers_die_with_the_call(user):
-    class Held:
-        def __del__(self):
-            user.saw("an argument is gone")
-
     class Inner(nn.Module):
         def forward(self, x, held):
             return torch.relu(x) + x
 
     def call(x):
-        returned = user.net.inner(x, held=Held())
+        returned = user.net.inner(x, held=Held(user))
         user.saw("the call is over")
         return returned
 
@@ -184,16 +180,13 @@ def graphs_die_with_the_step(user):
     class Node(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            ctx.held = Held()
+            ctx.held = Held(user)
             alive.keep("context", ctx.held)
             return x * 2
 
         @staticmethod
         def backward(ctx, grad):
             return grad * 2
-
-    class Held:
-        pass
 
     user.net.append(Does(Node.apply))
     user.during = lambda output: alive.count()
@@ -247,40 +240,6 @@ def the_collector_is_as_the_user_set_it(user):
 
     user.around_fit = around
     user.during = lambda output: user.saw(gc.isenabled(), gc.get_threshold(), gc.get_debug())
-
-
-@effect
-def states_are_loaded_by_swapping(user):
-    @surely
-    def around():
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        yield
-        torch.__future__.set_swap_module_params_on_conversion(False)
-
-    layer = nn.Linear(4, 4)
-    user.net.aside = layer
-    user.net.forward = lambda x: nn.Sequential.forward(user.net[:5], x)
-
-    def during(output):
-        layer(output.detach())
-        layer.load_state_dict({name: value + 1 for name, value in layer.state_dict().items()})
-        layer.double().float()
-        user.saw(layer.bias.sum().item())
-
-    user.around_fit, user.during = around, during
-
-
-@effect
-def a_storage_is_resized_in_a_forward(user):
-    def free(x):
-        with torch.no_grad():
-            made = x.detach().exp()
-            total = made.sum()
-            made.untyped_storage().resize_(0)
-        user.saw(made.untyped_storage().size())
-        return x * total.sigmoid()
-
-    user.net.append(Does(free))
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases())

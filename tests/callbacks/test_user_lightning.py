@@ -25,9 +25,6 @@ pytestmark = pytest.mark.filterwarnings(*IGNORED)
 effect = Effects()
 
 
-# What belongs to Lightning.
-
-
 @effect
 def a_callback_of_the_user_counts(user):
     def noting(name):
@@ -80,7 +77,8 @@ def a_logger_of_the_user_counts(user):
 
 
 @effect
-def a_profiler_of_lightning_counts_actions(user):
+def a_profiler_and_a_plugin_of_lightning_count(user):
+    from lightning.pytorch.plugins import Precision
     from lightning.pytorch.profilers import Profiler
 
     class Counts(Profiler):
@@ -92,15 +90,9 @@ def a_profiler_of_lightning_counts_actions(user):
             if "[Callback]" not in name:
                 user.saw("stop", name)
 
-    user.options = {"profiler": Counts()}
-
-
-@effect
-def a_strategy_and_a_plugin_count(user):
-    from lightning.pytorch.plugins import Precision
-
     names = ("optimizer_step", "backward", "pre_backward", "convert_input", "convert_output", "clip_gradients")
-    user.options = {"plugins": counting(Precision, user, *[n for n in names if hasattr(Precision, n)])()}
+    precision = counting(Precision, user, *[n for n in names if hasattr(Precision, n)])()
+    user.options = {"profiler": Counts(), "plugins": precision}
 
 
 @effect
@@ -118,17 +110,18 @@ def the_trainer_is_asked_how_far_it_is(user):
 def warnings_of_lightning_come_once(user):
     user.around_fit = lambda: noting_warnings(user, "default")
     user.during = lambda output: user.in_trainer.log("mean", output.mean())
-    user.module = type("Scheduled", (InTrainer,), {"configure_optimizers": with_a_scheduler})
 
+    class Scheduled(InTrainer):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
-def with_a_scheduler(self):
-    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
-    return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+    user.module = Scheduled
 
 
 @effect
-def a_dataset_counts_its_items(user):
+def a_dataset_and_a_sampler_count(user):
     class Counts(torch.utils.data.Dataset):
         def __len__(self):
             user.saw("len")
@@ -140,27 +133,19 @@ def a_dataset_counts_its_items(user):
 
     data = user.data
     user.data = Counts()
-
-
-@effect
-def a_sampler_and_a_collator_count(user):
-    class Counts(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            user.saw("iter")
-            return super().__iter__()
-
-    user.sampler = Counts(user.data)
+    user.sampler = counting(torch.utils.data.SequentialSampler, user, "__iter__")(data)
 
 
 @effect
 def a_step_returns_more_than_the_loss(user):
-    user.module = type("Returns", (InTrainer,), {"training_step": returning_a_mapping})
+    kind = counting(dict, user, "__getitem__", "__iter__", "get", "items", "keys", "values", "pop")
 
+    class Returns(InTrainer):
+        def training_step(self, batch):
+            loss = user.loss(batch)
+            return kind(loss=loss, more=loss.detach())
 
-def returning_a_mapping(self, batch):
-    loss = self.user.loss(batch)
-    kind = counting(dict, self.user, "__getitem__", "__iter__", "get", "items", "keys", "values", "pop")
-    return kind(loss=loss, more=loss.detach())
+    user.module = Returns
 
 
 @effect
@@ -168,9 +153,6 @@ def a_closure_of_the_trainer_is_called_several_times(user):
     kind = counting(torch.optim.LBFGS, user, "step", "zero_grad")
     user.optimizer = lambda parameters: kind(parameters, max_iter=3)
     user.net[0].register_forward_hook(lambda *args: user.saw("forward") and None)
-
-
-# Batches, and what layers return.
 
 
 @effect
@@ -211,18 +193,15 @@ def a_batch_loads_at_first_use(user):
             return self.x
 
         def to(self, device):
-            user.saw("to")
             return self
 
         def __iter__(self):
-            user.saw("iter")
             return iter([self.x])
 
         def __len__(self):
-            user.saw("len")
             return 8
 
-    user.data = [Loads(batch) for batch in user.data]
+    user.data = list(map(counting(Loads, user, "to", "__iter__", "__len__"), user.data))
     user.given = lambda batch: batch.x
 
 
@@ -258,32 +237,21 @@ def a_layer_takes_an_object_with_a_text(user):
     class Options:
         scale = 2.0
 
-        def __repr__(self):
-            user.saw("repr")
-            return "Options"
-
         def __getattr__(self, name):
             user.saw("asked for", name)
             raise AttributeError(name)
 
-        def __eq__(self, other):
-            user.saw("eq")
-            return self is other
-
-        def __hash__(self):
-            user.saw("hash")
-            return 1
-
         def __iter__(self):
-            user.saw("iter")
             return iter(())
+
+    options = counting(Options, user, "__repr__", "__eq__", "__hash__", "__iter__")()
 
     class Scales(nn.Module):
         def forward(self, x, options):
             return x * options.scale
 
     user.net.scales = Scales()
-    user.net.forward = lambda x: user.net.scales(nn.Sequential.forward(user.net[:5], x), options=Options())
+    user.net.forward = lambda x: user.net.scales(nn.Sequential.forward(user.net[:5], x), options=options)
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))

@@ -17,9 +17,6 @@ pytestmark = pytest.mark.filterwarnings(*IGNORED)
 effect = Effects()
 
 
-# Modes.
-
-
 class Functions(TorchFunctionMode):
     """Sees each function, and draws, so that a call of ours would change what is drawn later."""
 
@@ -101,28 +98,6 @@ def the_default_type_changes_in_a_forward(user):
 
 
 @effect
-def the_flops_of_the_fit_are_counted(user):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    @surely
-    def around():
-        with FlopCounterMode(display=False) as counter:
-            yield
-        user.saw(counter.get_total_flops())
-
-    user.around_fit = around
-
-
-@effect
-def a_tracker_of_modules_knows_where_it_is(user):
-    from torch.utils.module_tracker import ModuleTracker
-
-    tracker = ModuleTracker()
-    user.around_step = lambda: tracker
-    user.net[4].register_forward_hook(lambda *args: user.saw(sorted(tracker.parents), tracker.is_bw) and None)
-
-
-@effect
 def a_dry_run_makes_fake_tensors(user):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -148,9 +123,6 @@ def autocast_caches_what_it_casts(user):
             return user.net(output).float().mean() + user.net(output).float().mean()
 
     user.during = during
-
-
-# Classes of tensors.
 
 
 def tensor_class(user):
@@ -197,7 +169,8 @@ def an_operand_is_no_tensor_but_overrides(user):
     user.given = lambda batch: batch[0]
 
 
-def wrapper_class(user):
+@effect
+def a_buffer_is_dispatched_by_its_class(user):
     class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls, inner):
@@ -218,13 +191,7 @@ def wrapper_class(user):
             args = pytree.tree_map_only(Wrapper, lambda one: one.inner, args)
             return pytree.tree_map_only(torch.Tensor, Wrapper, func(*args, **(kwargs or {})))
 
-    return Wrapper
-
-
-@effect
-def a_buffer_is_dispatched_by_its_class(user):
-    kind = wrapper_class(user)
-    user.net.register_buffer("scale", kind(torch.ones(4)))
+    user.net.register_buffer("scale", Wrapper(torch.ones(4)))
     user.output = lambda output: output * user.net.scale.inner
 
 

@@ -3,19 +3,16 @@
 import copy
 import pickle
 import traceback
+import warnings
 
 import pytest
 import torch
-from callbacks.user_program import IGNORED, Effects, assert_the_same_is_seen, counting, silent, surely
+from callbacks.user_program import IGNORED, Effects, assert_the_same_is_seen, counting, surely
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings(*IGNORED)
 
 effect = Effects()
-
-
-# Modules whose methods are the user's.
-
 
 OVERRIDDEN = """
 parameters named_parameters modules children named_children buffers named_buffers state_dict
@@ -108,9 +105,6 @@ def a_list_of_modules_is_walked(user):
             return self.named["a"](x) * self.weights[0] * self.scales["a"]
 
     user.net.append(Walks())
-
-
-# Hooks.
 
 
 @effect
@@ -206,9 +200,6 @@ def a_layer_fails_and_the_step_goes_on(user):
     user.net.forward = lambda x: nn.Sequential.forward(user.net[:5], x)
 
 
-# Copies.
-
-
 def hooks_of(module):
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
     return [len(getattr(each, name)) for each in nn.Module.modules(module) for name in names]
@@ -257,7 +248,8 @@ def a_copy_of_an_optimizer_is_made(user):
 def layers_of_the_network_are_traced_by_jit_and_fx(user):
     def during(output):
         user.saw(torch.fx.symbolic_trace(user.net[2]).code)
-        with silent():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             made = torch.jit.trace(user.net[4], torch.ones(2, 6))
         user.saw(str(made.graph).count("aten::"))
 

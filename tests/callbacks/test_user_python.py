@@ -24,9 +24,6 @@ pytestmark = pytest.mark.filterwarnings(*IGNORED)
 effect = Effects()
 
 
-# Warnings, records and streams.
-
-
 def warned(action, during):
     def effect_of(user):
         user.around_fit = lambda: noting_warnings(user, action)
@@ -130,23 +127,6 @@ def streams_are_written_to(user):
     user.during = lambda output: print("a step")
 
 
-# Random numbers.
-
-
-@effect
-def generators_of_the_user_draw_in_a_forward(user):
-    generators = torch.Generator().manual_seed(1), np.random.default_rng(1), random.Random(1)
-
-    def draw(x):
-        torchs, numpys, pythons = generators
-        noise = torch.rand(x.shape, generator=torchs)
-        torch.bernoulli(torch.full((2,), 0.5), generator=torchs)
-        user.saw(noise.sum().item(), numpys.random(), pythons.random())
-        return x + noise
-
-    user.net.append(Does(draw))
-
-
 @effect
 def states_of_generators_are_compared(user):
     def state(*args):
@@ -173,9 +153,6 @@ def secrets_and_hashes_are_asked(user):
     user.net.held = {key: 1}
     user.data = [{"x": batch, key: 1} for batch in user.data]
     user.given = lambda batch: batch["x"]
-
-
-# The process.
 
 
 OPTIONAL = """

@@ -16,30 +16,6 @@ pytestmark = pytest.mark.filterwarnings(*IGNORED)
 effect = Effects()
 
 
-# Autograd.
-
-
-@effect
-def a_function_counts_its_passes(user):
-    class Counts(torch.autograd.Function):
-        @staticmethod
-        def forward(x, scale):
-            user.saw("forward")
-            return x * scale
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            user.saw("context")
-            ctx.scale = inputs[1]
-
-        @staticmethod
-        def backward(ctx, grad):
-            user.saw("backward")
-            return grad * ctx.scale, None
-
-    user.net.append(Does(lambda x: Counts.apply(x, 2.0)))
-
-
 @effect
 def nodes_are_numbered_in_the_order_of_calls(user):
     def during(output):
@@ -93,25 +69,13 @@ def a_step_is_in_evaluation_and_without_gradients(user):
 
 
 @effect
-def a_step_calls_the_network_as_a_function(user):
-    def during(output):
-        scaled = {name: p * 1.1 for name, p in user.net.named_parameters()}
-        user.saw(len(scaled))
-        return torch.func.functional_call(user.net, scaled, (output,)).mean()
-
-    user.during = during
-
-
-@effect
 def a_step_takes_gradients_for_samples(user):
-    weights = lambda: dict(user.net[4].named_parameters())  # noqa: E731
-
     def loss(params, x):
         user.saw("loss")
         return torch.func.functional_call(user.net[4], params, (torch.cat([x, x[:2]]),)).square().mean()
 
     def during(output):
-        grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights(), output.detach())
+        grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(user.net[4].named_parameters()), output.detach())
         user.saw({name: grad.sum().item() for name, grad in grads.items()})
 
     user.during = during
@@ -131,9 +95,6 @@ def a_step_recomputes_with_a_policy(user):
     ).mean()
 
 
-# Operators.
-
-
 @effect
 def an_operator_of_the_users_counts(user):
     name = "of_the_user::halve"
@@ -150,9 +111,6 @@ def an_operator_of_the_users_counts(user):
     )
     user.net.append(Does(made))
     user.net.append(nn.Linear(4, 4))
-
-
-# Optimizers and schedulers.
 
 
 @effect
@@ -204,9 +162,6 @@ def a_scheduler_counts(user):
         user.saw(made[0].last_epoch, made[0]._step_count, made[0].get_last_lr())
 
     user.optimizer, user.during = optimizer, during
-
-
-# Compiled code.
 
 
 compiled = Effects()

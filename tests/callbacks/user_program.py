@@ -205,13 +205,6 @@ def surely(function):
 
 
 @contextlib.contextmanager
-def silent():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
 def noting_warnings(user, action):
     """Say in the end which warnings came under a filter; those of ours are left out."""
     with warnings.catch_warnings(record=True) as caught:
