@@ -188,16 +188,23 @@ def test_an_alarm_can_stop_the_training(tmp_path):
     assert run.state.global_step < 8
 
 
+class Fails(Model):
+    """Raises at the end of a forward pass of which this is true."""
+
+    def __init__(self, is_to_fail):
+        super().__init__(mlp())
+        self.is_to_fail = is_to_fail
+
+    def forward(self, x):
+        output = super().forward(x)
+        if self.is_to_fail(self):
+            raise KeyError("the batch")
+        return output
+
+
 @pytest.mark.parametrize(("in_training", "watched"), [(True, everything), (False, both_stages)])
 def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp_path, in_training, watched):
-    class Fails(Model):
-        def forward(self, x):
-            output = super().forward(x)
-            if self.training is in_training:
-                raise KeyError("the batch")
-            return output
-
-    model = Fails(mlp())
+    model = Fails(lambda model: model.training is in_training)
     before, watching = hooks_of(model), for_transformers(watched())
     with pytest.raises(KeyError):
         trainer(tmp_path, model, batches(4), watching, eval_strategy="epoch").train()
@@ -206,16 +213,8 @@ def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp
 
 
 def test_the_next_training_begins_anew_after_one_that_failed(tmp_path):
-    class FailsOnce(Model):
-        has_failed = False
-
-        def forward(self, x):
-            if not self.has_failed:
-                self.has_failed = True
-                raise KeyError("the batch")
-            return super().forward(x)
-
-    model, logger = FailsOnce(mlp()), ActivationLogger("net.0", every_n_steps=1)
+    failures, logger = [True], ActivationLogger("net.0", every_n_steps=1)
+    model = Fails(lambda model: failures and failures.pop())
     run = trainer(tmp_path, model, batches(4, 4), for_transformers(logger, CSVLogger(tmp_path)))
     with pytest.raises(KeyError):
         run.train()

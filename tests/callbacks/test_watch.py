@@ -121,6 +121,10 @@ def test_what_is_logged_is_that_of_a_trainer_to_the_last_bit(tmp_path, way):
 
 
 def test_pictures_and_edits_are_those_of_a_trainer(tmp_path):
+    def cnn():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+
     def callbacks():
         return [
             Intervention(Scale(0.5), "net.0"),
@@ -129,11 +133,7 @@ def test_pictures_and_edits_are_those_of_a_trainer(tmp_path):
             ActivationLogger("net.0", every_n_steps=1),
         ]
 
-    def cnn():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
-
-    data = [torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    data = list(torch.randn(4, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
     theirs = in_a_trainer(tmp_path / "trainer", cnn(), data, *callbacks())
     assert_equal(in_a_loop(tmp_path / "loop", cnn(), data, *callbacks()), theirs)
 
