@@ -170,6 +170,19 @@ def test_a_logger_without_pictures_is_named_once(tmp_path):
     assert "KernelLogger: Forgets does not support pictures" in said
 
 
+def test_another_logger_gets_pictures_through_its_own_method(tmp_path):
+    taken = []
+
+    class TakesImages(Forgets):
+        def log_image(self, key, images, step=None, caption=None):
+            taken.append((key, step, images[0].mode, caption[0]))
+
+    fit(tmp_path, Toy(cnn()), pictures_of(2), KernelLogger("net.0", every_n_steps=2), logger=TakesImages())
+    ((*place, mode, caption),) = taken
+    assert (place, mode) == (["kernels/net.0", 1], "RGB")
+    assert caption.startswith("net.0: 4x3x3x3, in colour")
+
+
 def test_hooks_are_there_during_the_shown_batch_alone(tmp_path):
     counts = []
 
