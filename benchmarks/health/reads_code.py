@@ -1,6 +1,7 @@
 """`HealthMonitor` as users have it: it reads the code of the first step too, where the traces have numbers alone."""
 
 from benchmarks.health.alarms import Alarm
+from benchmarks.health.judge import alarms_of
 
 from hookboard import HealthMonitor
 
@@ -14,5 +15,4 @@ class ReadsCode(HealthMonitor):
     @property
     def alarms(self) -> list[Alarm]:
         """Its verdicts that are alarms."""
-        found = [verdict for verdict in self.verdicts if verdict.severity == "alarm"]
-        return [Alarm(each.rule, each.module, each.since, frozenset({each.rule})) for each in found]
+        return alarms_of(self.verdicts)

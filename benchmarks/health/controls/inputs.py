@@ -66,12 +66,9 @@ def inputs_augmented(s: Setup) -> None:
 @control("lstm")
 def tokens_rare(s: Setup) -> None:
     """A vocabulary of 2,000 of which 100 occur: most rows of the embedding never get a gradient."""
-    name = "embedding" if s.base == "lstm" else "embedding.token"
-    old = s.layer(name)
-    new = nn.Embedding(2000, old.embedding_dim)
+    new = nn.Embedding(2000, s.layer("embedding").embedding_dim)
     nn.init.normal_(new.weight, std=0.1)
-    parent = s.net if s.base == "lstm" else s.layer("embedding")
-    setattr(parent, name.split(".")[-1], new)
+    s.net.embedding = new
 
 
 @control("lstm")
@@ -87,8 +84,7 @@ def tokens_padded(s: Setup) -> None:
 @control("tanh")
 def autoencoder(s: Setup) -> None:
     """The model gives back its input through a narrow middle; the loss is a squared error."""
-    act = nn.Tanh if s.base == "tanh" else nn.ReLU
-    s.net = nets.mlp(act)
+    s.net = nets.mlp(nn.Tanh)
     s.net.fc3, s.net.fc4, s.net.head = nn.Linear(64, 8), nn.Linear(8, 64), nn.Linear(64, 64)
     s.classifies = False
     flat: dict[str, Tensor] = {}

@@ -114,12 +114,7 @@ def tied(s: Setup) -> None:
 
 @control("mlp vgg deep")
 def dropout(s: Setup) -> None:
-    """Dropout behind the activations, of a plain net behind the last two."""
-    if s.base == "postnorm":
-        for module in s.net.modules():
-            if isinstance(module, nets.Block):
-                module.act = nn.Sequential(nn.GELU(), nn.Dropout(0.3))  # type: ignore[assignment]  # another class
-        return
+    """Dropout behind the last two activations."""
     for name in s.layers[-3:-1]:
         act = s.behind(name)
         s.net._modules[act] = nn.Sequential(s.layer(act), nn.Dropout(0.3))  # noqa: SLF001  # keeps the order
@@ -139,7 +134,7 @@ class Dropped(nn.Module):
 @control("vit")
 def depth_at_random(s: Setup) -> None:
     """Blocks are left out at random."""
-    for name in ("block1", "block3") if s.base == "vit" else ("block0", "block1"):
+    for name in ("block1", "block3"):
         s.net._modules[name] = Dropped(s.layer(name))  # noqa: SLF001  # keeps the order of layers
     s.layers = [name.replace(".", ".block.", 1) if name[:6] in ("block1", "block0") else name for name in s.layers]
 

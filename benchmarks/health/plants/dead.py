@@ -127,7 +127,7 @@ def under_no_grad(s: Setup) -> Where:
 @plant("resnet", "no_gradient", by_itself=True)
 def block_forgotten(s: Setup) -> Where:
     """A trainable block that `forward` does not call."""
-    block = nets.Block(32, 4, norm_first=True) if s.base == "prenorm" else nets.ResidualBlock(8, 8)
+    block = nets.ResidualBlock(8, 8)
     s.layer("block1").add_module("extra", block)
     leaves = [name for name, module in block.named_modules() if not list(module.children())]
     return [f"block1.extra.{name}" for name in leaves]
@@ -136,10 +136,9 @@ def block_forgotten(s: Setup) -> Where:
 @plant("mlp cnn", "no_gradient", by_itself=True)
 def gradient_zeroed(s: Setup) -> Where:
     """A hook left from an experiment makes the gradient of one layer's weights 0."""
-    name = "block2.fc1" if s.base == "prenorm" else s.middle
-    for parameter in s.layer(name).parameters():
+    for parameter in s.layer(s.middle).parameters():
         parameter.register_hook(torch.zeros_like)
-    return name
+    return s.middle
 
 
 @plant("vit mixer", "collapsed", by_itself=True)

@@ -110,11 +110,6 @@ def dropout_large(s: Setup) -> Where:
 @plant("mlp cnn", "saturated vanishing_gradient")
 def softmax_twice(s: Setup) -> Where:
     """A softmax behind the head, before a loss that takes one itself."""
-    if s.base == "lstm":
-        s.loss = lambda logits, targets: nn.functional.cross_entropy(
-            logits.softmax(-1).flatten(0, 1), targets.flatten()
-        )
-        return WHOLE_BACKWARD
     s.net.add_module("softmax", nn.Softmax(-1))
     return "softmax", "head"
 

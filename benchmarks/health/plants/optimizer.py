@@ -144,9 +144,7 @@ def warm_restart(s: Setup) -> Where:
 
 def _one_layer(s: Setup) -> str:
     """A layer in the middle that other layers do not stand in for."""
-    return {"lstm": "head", "resnet": "block2.conv1", "prenorm": "block2.fc1", "vit": "block2.linear2"}.get(
-        s.base, s.middle
-    )
+    return {"lstm": "head", "resnet": "block2.conv1"}.get(s.base, s.middle)
 
 
 def _copy(parameter: Tensor) -> Tensor:
