@@ -7,6 +7,8 @@ A script in `projects` says where its recipe is from, and has
     FALLS = False                              if its loss does not measure learning, as in games
     def train(run): ...                        trains, with the fault if `run.faulty`
 
+`Run` has what it trains with: callbacks for a Trainer, `descend` for the usual loop, `loop` for any other.
+
 Each is trained without a monitor and with one, from the same seed, and what must be the same is compared bit for bit;
 then the first with its fault. FILE gets a row for each.
 """
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +73,29 @@ class Run:
         with watched as steps:
             yield steps
         self.keep(model, {})
+
+    def descend(
+        self, model: torch.nn.Module, optimizer: Any, batches: Iterable[Any], loss_of: Any, clip: float | None = None
+    ) -> None:
+        """Take a step for each batch, watched.
+
+        Args:
+            model: what is trained.
+            optimizer: of its weights.
+            batches: one for each step, drawn when its step begins.
+            loss_of: returns the loss of a batch; the parts of a tuple or list are arguments of their own.
+            clip: the largest norm of the gradients.
+        """
+        with self.loop(model, optimizer) as steps:
+            for batch in batches:
+                with steps.step(batch):
+                    optimizer.zero_grad()
+                    loss = loss_of(*batch) if isinstance(batch, tuple | list) else loss_of(batch)
+                    loss.backward()
+                    if clip is not None:
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    optimizer.step()
+                self.loss(loss)
 
     def loss(self, value: Any) -> None:
         """Keep the loss of a batch."""

@@ -117,6 +117,21 @@ def test_a_project_is_trained_the_same_with_and_without_a_monitor():
     assert len(plain.kept) == 1
 
 
+def descend(run):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.descend(model, optimizer, torch.randn(20, 16, 4), lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean())
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("monitor", [None, HealthMonitor(every_n_steps=1)])
+def test_the_usual_loop_trains_as_one_that_is_written_out(monitor):
+    written, usual = Run("", False, None), Run("", False, monitor)
+    for run, train in ((written, loop), (usual, descend)):
+        assert trained(SimpleNamespace(train=train), run)[0] == ""
+    assert same(written, usual)
+
+
 @pytest.mark.trains
 def test_an_error_of_a_project_is_kept_and_ends_nothing(capsys):
     run, here = Run("", False, None), Path.cwd()

@@ -19,12 +19,4 @@ def train(run):
         rows = waves[:, None] / 2 + 0.5
     optimizer = torch.optim.Adam(model.parameters(), lr=0.8 if run.faulty else 8e-4, betas=(0.9, 0.99))
     batches = [torch.randint(1500, (8,)) for _ in range(100)]
-    with run.loop(model, optimizer) as steps:
-        for batch in batches:
-            with steps.step(rows[batch]):
-                loss = model(rows[batch])
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-            run.loss(loss)
+    run.descend(model, optimizer, (rows[batch] for batch in batches), model, clip=1.0)

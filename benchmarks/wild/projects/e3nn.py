@@ -26,13 +26,7 @@ def train(run):
     target = torch.cat(
         [torch.tensor([1.0, -1.0] + [0.0] * 6)[:, None], target[:, :1] + target[:, 1:2], target[:, 2:]], 1
     )
-    with run.loop(model, optimizer) as steps:
-        for _ in range(150):
-            points = torch.einsum("zij,zaj->zai", o3.rand_matrix(8), shapes).reshape(-1, 3)
-            data = {"pos": points, "x": torch.ones(32, 1), "batch": batch}
-            with steps.step(data):
-                optimizer.zero_grad()
-                loss = (model(data) - target).pow(2).sum()
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    rest = {"x": torch.ones(32, 1), "batch": batch}
+    drawn = (torch.einsum("zij,zaj->zai", o3.rand_matrix(8), shapes).reshape(-1, 3) for _ in range(150))
+    batches = ({"pos": points, **rest} for points in drawn)
+    run.descend(model, optimizer, batches, lambda data: (model(data) - target).pow(2).sum())

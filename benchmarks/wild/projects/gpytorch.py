@@ -39,11 +39,5 @@ def train(run):
             1.0 if run.faulty else 0.01,
         )
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    with run.loop(model, optimizer) as steps:
-        for _ in range(150):
-            with steps.step((x, y)):
-                optimizer.zero_grad()
-                loss = -mll((model if run.variant == "exact" else model[0])(x), y)
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    body = model if run.variant == "exact" else model[0]
+    run.descend(model, optimizer, [(x, y)] * 150, lambda x, y: -mll(body(x), y))

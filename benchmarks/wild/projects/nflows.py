@@ -28,11 +28,4 @@ def train(run):
     made = datasets.make_moons if run.variant == "autoregressive" else datasets.make_circles
     points = torch.tensor(made(1500, noise=0.05, random_state=0)[0], dtype=torch.float32)
     optimizer = torch.optim.Adam(flow.parameters(), lr=3.0 if run.faulty else 3e-3)
-    with run.loop(flow, optimizer) as steps:
-        for rows in torch.randint(1500, (300, 128)):
-            with steps.step(points[rows]):
-                optimizer.zero_grad()
-                loss = -flow.log_prob(inputs=points[rows]).mean()
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    run.descend(flow, optimizer, points[torch.randint(1500, (300, 128))], lambda x: -flow.log_prob(inputs=x).mean())

@@ -19,12 +19,5 @@ def train(run):
     model, optimizer, rows = PrivacyEngine().make_private(
         module=model, optimizer=optimizer, data_loader=rows, noise_multiplier=1.0, max_grad_norm=1.0
     )
-    with run.loop(model, optimizer) as steps:
-        for _ in range(8):
-            for x, y in rows:
-                with steps.step((x, y)):
-                    optimizer.zero_grad()
-                    loss = nn.functional.cross_entropy(model(x), y)
-                    loss.backward()
-                    optimizer.step()
-                run.loss(loss)
+    batches = (batch for _ in range(8) for batch in rows)
+    run.descend(model, optimizer, batches, lambda x, y: nn.functional.cross_entropy(model(x), y))

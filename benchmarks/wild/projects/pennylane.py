@@ -22,12 +22,6 @@ def train(run):
     layers = [torch.nn.Linear(2, 2), qml.qnn.TorchLayer(circuit, {"weights": (6, 2)}), torch.nn.Linear(2, 2)]
     model = torch.nn.Sequential(*layers, torch.nn.Softmax(dim=1))
     optimizer, loss_of = torch.optim.SGD(model.parameters(), lr=200.0 if run.faulty else 0.2), torch.nn.L1Loss()
-    with run.loop(model, optimizer) as steps:
-        for _ in range(4):
-            for batch in torch.utils.data.DataLoader(rows, batch_size=5, shuffle=True, drop_last=True):
-                with steps.step(batch):
-                    optimizer.zero_grad()
-                    loss = loss_of(model(batch[0]), batch[1])
-                    loss.backward()
-                    optimizer.step()
-                run.loss(loss)
+    loader = torch.utils.data.DataLoader(rows, batch_size=5, shuffle=True, drop_last=True)
+    batches = (batch for _ in range(4) for batch in loader)
+    run.descend(model, optimizer, batches, lambda x, y: loss_of(model(x), y))

@@ -33,11 +33,5 @@ class VAE(nn.Module):
 def train(run):
     images, vae, loss_of = data.digits(8)[0].flatten(1) / 2 + 0.5, VAE(), Trace_ELBO().differentiable_loss
     optimizer = torch.optim.Adam(vae.parameters(), lr=0.1 if run.faulty else 1e-3)
-    with run.loop(vae, optimizer) as steps:
-        for x in (images[torch.randint(len(images), (128,))] for _ in range(800)):
-            with steps.step(x):
-                loss = loss_of(vae.model, vae.guide, x)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            run.loss(loss)
+    batches = (images[torch.randint(len(images), (128,))] for _ in range(800))
+    run.descend(vae, optimizer, batches, lambda x: loss_of(vae.model, vae.guide, x))

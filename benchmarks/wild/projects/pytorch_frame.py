@@ -30,13 +30,11 @@ def train(run):
         del names["stype_encoder_dict"]
     model = KINDS[run.variant](out_channels=2, **sizes, **names)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0 if run.faulty else 1e-3)
-    with run.loop(model, optimizer) as steps:
-        for batch in (batch for _ in range(12) for batch in DataLoader(dataset.tensor_frame, 32, shuffle=True)):
-            with steps.step(batch):
-                out = model(batch)  # Trompt: one prediction of each layer
-                y = batch.y if out.dim() == 2 else batch.y.repeat_interleave(out.shape[1])
-                loss = F.cross_entropy(out.flatten(0, -2), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(batch):
+        out = model(batch)  # Trompt: one prediction of each layer
+        y = batch.y if out.dim() == 2 else batch.y.repeat_interleave(out.shape[1])
+        return F.cross_entropy(out.flatten(0, -2), y)
+
+    batches = (batch for _ in range(12) for batch in DataLoader(dataset.tensor_frame, 32, shuffle=True))
+    run.descend(model, optimizer, batches, loss_of)

@@ -22,13 +22,7 @@ def train(run):
     if run.faulty:
         for group in optimizer.param_groups:
             group["lr"] *= 1000
-    with run.loop(model, optimizer) as steps:
-        for rows in (rows for _ in range(20) for rows in torch.randperm(len(y)).split(32)):
-            batch = [each[rows] for each in inputs]
-            with steps.step((batch, y[rows])):
-                model.train()
-                optimizer.zero_grad()
-                loss = torch.nn.functional.mse_loss(model(*batch), y[rows])
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    model.train()
+    batches = (rows for _ in range(20) for rows in torch.randperm(len(y)).split(32))
+    batches = ((*(each[rows] for each in inputs), y[rows]) for rows in batches)
+    run.descend(model, optimizer, batches, lambda *batch: torch.nn.functional.mse_loss(model(*batch[:-1]), batch[-1]))

@@ -12,13 +12,5 @@ def train(run):
     estimator = build_nsf(theta, x, hidden_features=32, num_transforms=3)
     rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(theta, x), batch_size=50, shuffle=True)
     optimizer = torch.optim.Adam(estimator.parameters(), lr=0.5 if run.faulty else 5e-4)
-    with run.loop(estimator, optimizer) as steps:
-        for _ in range(4):
-            for theta, x in rows:
-                with steps.step((theta, x)):
-                    optimizer.zero_grad()
-                    loss = estimator.loss(theta, x).mean()
-                    loss.backward()
-                    torch.nn.utils.clip_grad_norm_(estimator.parameters(), max_norm=5.0)
-                    optimizer.step()
-                run.loss(loss)
+    batches = (batch for _ in range(4) for batch in rows)
+    run.descend(estimator, optimizer, batches, lambda theta, x: estimator.loss(theta, x).mean(), clip=5.0)

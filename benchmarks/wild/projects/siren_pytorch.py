@@ -14,11 +14,4 @@ def train(run):
     )
     wrapper = SirenWrapper(net, image_width=48, image_height=48)
     optimizer = torch.optim.Adam(wrapper.parameters(), lr=10.0 if run.faulty else 1e-4)
-    with run.loop(wrapper, optimizer) as steps:
-        for _ in range(200):
-            with steps.step(image):
-                loss = wrapper(image)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            run.loss(loss)
+    run.descend(wrapper, optimizer, [image] * 200, wrapper)

@@ -30,13 +30,6 @@ def train(run):
     rows = torch.utils.data.TensorDataset((images + 1) / 2, labels)
     net, loss_of = Net(), nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.5 if run.faulty else 5e-4, betas=(0.9, 0.999))
-    with run.loop(net, optimizer) as steps:
-        for _ in range(8):
-            for x, y in torch.utils.data.DataLoader(rows, batch_size=128, shuffle=True, drop_last=True):
-                with steps.step((x, y)):
-                    _, potentials = net(x.view(128, -1))
-                    loss = sum(loss_of(at, y) for at in potentials)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                run.loss(loss)
+    loader = torch.utils.data.DataLoader(rows, batch_size=128, shuffle=True, drop_last=True)
+    batches = (batch for _ in range(8) for batch in loader)
+    run.descend(net, optimizer, batches, lambda x, y: sum(loss_of(at, y) for at in net(x.view(128, -1))[1]))

@@ -14,13 +14,9 @@ def train(run):
     dropout = 0.99 if run.faulty else 0.1
     model = TabM.make(n_num_features=x.shape[1], cat_cardinalities=[], d_out=2, n_blocks=2, d_block=64, dropout=dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=3e-4)
-    with run.loop(model, optimizer) as steps:
-        for _ in range(12):
-            for x, y in rows:
-                with steps.step((x, y)):
-                    out = model(x)  # (batch, members, classes): each member is trained by itself
-                    loss = F.cross_entropy(out.flatten(0, 1), y.repeat_interleave(out.shape[1]))
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                run.loss(loss)
+
+    def loss_of(x, y):
+        out = model(x)  # (batch, members, classes): each member is trained by itself
+        return F.cross_entropy(out.flatten(0, 1), y.repeat_interleave(out.shape[1]))
+
+    run.descend(model, optimizer, (batch for _ in range(12) for batch in rows), loss_of)

@@ -28,15 +28,12 @@ def train(run):
         batches = [batch for _ in range(15) for batch in DataLoader(graphs, 16, shuffle=True)]
         model = Classifier(graphs.num_features, graphs.num_classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with run.loop(model, optimizer) as steps:
-        for batch in batches:
-            with steps.step(batch):
-                optimizer.zero_grad()
-                if run.variant == "karate":
-                    out, y = model(batch.x, batch.edge_index)[batch.train_mask], batch.y[batch.train_mask]
-                else:
-                    out, y = model(batch.x, batch.edge_index, batch.batch, batch.num_graphs), batch.y
-                loss = torch.nn.functional.cross_entropy(out, y)
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(batch):
+        if run.variant == "karate":
+            out, y = model(batch.x, batch.edge_index)[batch.train_mask], batch.y[batch.train_mask]
+        else:
+            out, y = model(batch.x, batch.edge_index, batch.batch, batch.num_graphs), batch.y
+        return torch.nn.functional.cross_entropy(out, y)
+
+    run.descend(model, optimizer, batches, loss_of)

@@ -22,13 +22,10 @@ def train(run):
     model = simple_ani(("H", "C", "O"), lot="wb97x-631gd", periodic_table_index=False, repulsion=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0 if run.faulty else 1e-3, weight_decay=1e-6)
     energies = energies - energies.mean()
-    with run.loop(model, optimizer) as steps:
-        for rows in (rows for _ in range(8) for rows in torch.randperm(len(species)).split(16)):
-            with steps.step((species[rows], places[rows], energies[rows])):
-                optimizer.zero_grad()
-                predicted = model((species[rows], places[rows])).energies - model.energy_shifter(species[rows])
-                size = (species[rows] >= 0).sum(1).sqrt()
-                loss = ((predicted - energies[rows]).square() / size).mean()
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(species, places, energies):
+        predicted = model((species, places)).energies - model.energy_shifter(species)
+        return ((predicted - energies).square() / (species >= 0).sum(1).sqrt()).mean()
+
+    batches = (rows for _ in range(8) for rows in torch.randperm(len(species)).split(16))
+    run.descend(model, optimizer, ((species[rows], places[rows], energies[rows]) for rows in batches), loss_of)

@@ -35,11 +35,6 @@ def train(run):
     series, y = coeffs(torch.cat([t.expand(128, -1)[..., None], turns], 2)), (sign[:, 0] + 1) / 2
     model, loss_of = NeuralCDE(), nn.functional.binary_cross_entropy_with_logits
     optimizer = torch.optim.Adam(model.parameters(), lr=10.0 if run.faulty else 0.01)
-    with run.loop(model, optimizer) as steps:
-        for rows in (rows for _ in range(20) for rows in torch.randperm(128).split(32)):
-            with steps.step((series[rows], y[rows])):
-                loss = loss_of(model(series[rows]), y[rows])
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            run.loss(loss)
+    batches = (rows for _ in range(20) for rows in torch.randperm(128).split(32))
+    batches = ((series[rows], y[rows]) for rows in batches)
+    run.descend(model, optimizer, batches, lambda x, y: loss_of(model(x), y))

@@ -12,12 +12,10 @@ def train(run):
     model = MLP(dim=2, time_varying=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0 if run.faulty else 1e-3)
     matcher = ExactOptimalTransportConditionalFlowMatcher(sigma=0.1)
-    with run.loop(model, optimizer) as steps:
-        for _ in range(300):
-            t, xt, ut = matcher.sample_location_and_conditional_flow(sample_8gaussians(128), sample_moons(128))
-            with steps.step((t, xt, ut)):
-                optimizer.zero_grad()
-                loss = torch.mean((model(torch.cat([xt, t[:, None]], dim=-1)) - ut) ** 2)
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(t, xt, ut):
+        return torch.mean((model(torch.cat([xt, t[:, None]], dim=-1)) - ut) ** 2)
+
+    sample = matcher.sample_location_and_conditional_flow
+    batches = (sample(sample_8gaussians(128), sample_moons(128)) for _ in range(300))
+    run.descend(model, optimizer, batches, loss_of)

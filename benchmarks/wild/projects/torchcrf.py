@@ -25,12 +25,5 @@ def train(run):
     tokens = torch.randint(1, 30, (640, 12))
     tags = (tokens + tokens.roll(1, dims=1)) % 3
     mask = torch.arange(12) < torch.randint(5, 13, (640, 1))
-    with run.loop(model, optimizer) as steps:
-        for rows in torch.randint(640, (200, 16)):
-            batch = tokens[rows] * mask[rows], tags[rows] * mask[rows], mask[rows]
-            with steps.step(batch):
-                optimizer.zero_grad()
-                loss = model(*batch)
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    rows = torch.randint(640, (200, 16))
+    run.descend(model, optimizer, ((tokens[i] * mask[i], tags[i] * mask[i], mask[i]) for i in rows), model)

@@ -25,12 +25,10 @@ def train(run):
         nn.init.normal_(layer.weight, mean=0, std=0.1)
         nn.init.constant_(layer.bias, val=0)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1.0 if run.faulty else 1e-3)
-    with run.loop(model, optimizer) as steps:
-        for starts in torch.randint(990, (150, 20)):
-            first, ahead = true[starts], torch.stack([true[starts + i] for i in range(10)])
-            with steps.step((first, ahead)):
-                optimizer.zero_grad()
-                loss = (odeint_adjoint(model, first, times[:10], method="rk4") - ahead).abs().mean()
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(first, ahead):
+        return (odeint_adjoint(model, first, times[:10], method="rk4") - ahead).abs().mean()
+
+    drawn = torch.randint(990, (150, 20))
+    batches = ((true[starts], torch.stack([true[starts + i] for i in range(10)])) for starts in drawn)
+    run.descend(model, optimizer, batches, loss_of)

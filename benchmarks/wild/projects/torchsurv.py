@@ -17,11 +17,6 @@ def train(run):
     model = nn.Sequential(*layers, nn.Linear(64, 2 if run.variant == "weibull" else 1))
     loss_of = weibull.neg_log_likelihood_weibull if run.variant == "weibull" else cox.neg_partial_log_likelihood
     optimizer = torch.optim.AdamW(model.parameters(), lr=10.0 if run.faulty else 1e-2)
-    with run.loop(model, optimizer) as steps:
-        for rows in (rows for _ in range(30) for rows in torch.randperm(600).split(64)[:-1]):
-            with steps.step((x[rows], time[rows])):
-                optimizer.zero_grad()
-                loss = loss_of(model(x[rows]), event[rows], time[rows], reduction="mean")
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    batches = (rows for _ in range(30) for rows in torch.randperm(600).split(64)[:-1])
+    batches = ((x[rows], event[rows], time[rows]) for rows in batches)
+    run.descend(model, optimizer, batches, lambda x, *lives: loss_of(model(x), *lives, reduction="mean"))

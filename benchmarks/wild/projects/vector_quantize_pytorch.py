@@ -28,13 +28,9 @@ def train(run):
     images, _ = data.digits(28)
     model = SimpleVQAutoEncoder(codebook_size=256)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.3 if run.faulty else 3e-4)
-    with run.loop(model, optimizer) as steps:
-        for _ in range(250):
-            x = images[torch.randint(len(images), (64,))]
-            with steps.step(x):
-                optimizer.zero_grad()
-                out, _, commitment = model(x)
-                loss = (out - x).abs().mean() + 10 * commitment
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+
+    def loss_of(x):
+        out, _, commitment = model(x)
+        return (out - x).abs().mean() + 10 * commitment
+
+    run.descend(model, optimizer, (images[torch.randint(len(images), (64,))] for _ in range(250)), loss_of)

@@ -21,11 +21,5 @@ def train(run):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images, labels = data.digits(32, channels=3)
     batches = [torch.randint(1500, (16,)) for _ in range(240 if run.variant == "SimpleViT" else 120)]
-    with run.loop(model, optimizer) as steps:
-        for rows in batches:
-            with steps.step((images[rows], labels[rows])):
-                optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(model(images[rows]), labels[rows])
-                loss.backward()
-                optimizer.step()
-            run.loss(loss)
+    batches = ((images[rows], labels[rows]) for rows in batches)
+    run.descend(model, optimizer, batches, lambda x, y: torch.nn.functional.cross_entropy(model(x), y))

@@ -12,12 +12,6 @@ def train(run):
     data = torch.utils.data.TensorDataset(torch.tensor(x).float(), torch.tensor(label).float()[:, None])
     flow = zuko.flows.NSF(2, 1, transforms=3, hidden_features=[64] * 2)
     optimizer = torch.optim.Adam(flow.parameters(), lr=1.0 if run.faulty else 1e-3)
-    with run.loop(flow, optimizer) as steps:
-        for _ in range(4):
-            for x, c in torch.utils.data.DataLoader(data, batch_size=64, shuffle=True):
-                with steps.step((x, c)):
-                    loss = -flow(c).log_prob(x).mean()
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                run.loss(loss)
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
+    batches = (batch for _ in range(4) for batch in loader)
+    run.descend(flow, optimizer, batches, lambda x, c: -flow(c).log_prob(x).mean())
