@@ -13,14 +13,12 @@ import json
 import logging
 import os
 import random
-import socket
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from ranks import launch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -150,8 +148,7 @@ def task(seeds: int) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     found = {kind: [alarms_of(kind, seed) for seed in range(seeds)] for kind in KINDS}
-    if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
+    print("\n" + json.dumps(found), flush=True)
     dist.destroy_process_group()
 
 
@@ -162,21 +159,9 @@ def main() -> None:
     args = parser.parse_args()
     if "LOCAL_RANK" in os.environ:
         return task(args.seeds)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    given["WORLD_SIZE"] = str(args.ranks)
-    command = [sys.executable, __file__, "--seeds", str(args.seeds)]
-    started = [
-        subprocess.Popen(command, env={**given, "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(args.ranks)
-    ]
-    said = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("a process has failed")
+    found = launch(__file__, ["--seeds", str(args.seeds)], args.ranks)[0]
     print(f"{args.ranks} processes, {args.seeds} seeds of {STEPS} steps, torch {torch.__version__}")
-    for kind, runs in json.loads(said[0].splitlines()[-1]).items():
+    for kind, runs in found.items():
         apart = sum("ranks_differ" in rules for rules in runs)
         others = collections.Counter(rule for rules in runs for rule in rules if rule != "ranks_differ")
         listed = ", ".join(f"{rule} {count}" for rule, count in others.items()) or "none"
