@@ -8,18 +8,15 @@ what it takes more. The variant without following is there twice: their ratio wo
 """
 
 import argparse
-import logging
 import random
 import statistics
 import time
-import warnings
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from overhead import SameBatch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from overhead import fit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from hookboard import HealthMonitor
 
@@ -46,37 +43,34 @@ class Calls(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class Timed(Callback):
+    """Times the step with all that callbacks do in it."""
+
+    seconds = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        advance = trainer.fit_loop.epoch_loop.advance
+
+        def timed(*args: Any) -> None:
+            start = time.process_time()
+            advance(*args)
+            self.seconds += time.process_time() - start
+
+        trainer.fit_loop.epoch_loop.advance = timed  # type: ignore[method-assign]  # it holds the callbacks too
+
+
 def seconds_of(count: int, audit: bool) -> float:
     torch.manual_seed(0)
-    trainer = Trainer(
-        max_steps=1,
-        accelerator="cpu",
-        callbacks=[HealthMonitor(audit=audit)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-    seconds: list[float] = []
-    advance = trainer.fit_loop.epoch_loop.advance
-
-    def timed(*args: Any) -> None:
-        start = time.process_time()
-        advance(*args)
-        seconds.append(time.process_time() - start)
-
-    trainer.fit_loop.epoch_loop.advance = timed  # type: ignore[method-assign]  # it holds the callbacks too
+    timed = Timed()
     batch = torch.randn(4, 4), torch.randint(4, (4,))
-    trainer.fit(Calls(count), DataLoader(SameBatch(batch), batch_size=None))
-    return sum(seconds)
+    fit(Calls(count), batch, 1, [timed, HealthMonitor(audit=audit)], logger=False)
+    return timed.seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="fits of each variant")
     args = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     shuffled = random.Random(0)
     for count in COUNTS:
         found: dict[str, list[float]] = {name: [] for name in VARIANTS}

@@ -13,7 +13,6 @@ switches measuring off. `pytest -m gpu` checks more values, and that nothing wai
 import argparse
 import copy
 import functools
-import logging
 import math
 import os
 import platform
@@ -27,11 +26,9 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from overhead import NEVER, SameBatch, Turns, ratio, take_turns
+from lightning.pytorch import Callback, LightningModule
+from overhead import NEVER, Turns, fit, ratio, take_turns
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
@@ -107,20 +104,6 @@ def show_steps(device: torch.device, is_tiny: bool, rounds: int, steps: int, opt
     print("\n| variant | step / bare step | step |\n|---|---|---|")
     for name, seconds in means.items():
         print(f"| {name} | {ratio(seconds, bare):.2f} | {1e3 * statistics.median(seconds):.0f} ms |")
-
-
-def fit(model: LightningModule, batch: Any, steps: int, callbacks: Sequence[Callback], **options: Any) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            max_steps=steps,
-            callbacks=list(callbacks),
-            logger=TensorBoardLogger(folder),
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            **options,
-        )
-        trainer.fit(model, DataLoader(SameBatch(batch), batch_size=None))
 
 
 class Starts(Callback):
@@ -200,9 +183,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = {"accelerator": args.device, "devices": 1, "precision": args.precision}
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as no_kernels:
         os.environ["TRITON_CACHE_DIR"] = no_kernels
-        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", ".*is switched off from now on")
         first, second = first_due_step(device, is_tiny, options)
         print(f"first due step, with no kernel on disk: {first:.2f} s more than a bare step; the second {second:.3f} s")
         largest = deviation_in_graphs(device, options)

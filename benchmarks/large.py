@@ -1,4 +1,4 @@
-"""How much memory and time a look at a large model takes.
+"""How much memory a look at a large model takes.
 
     python benchmarks/large.py                     1.2 billion weights in bfloat16: 8 GB of memory, some minutes
     python benchmarks/large.py --weights 1e6       the same of a small one
@@ -6,9 +6,7 @@
 
 A decoder with random weights, built like Llama, takes a few steps of plain SGD on 64 tokens through a Trainer on the
 CPU, and each step is due. Each row of the table is a process of its own. *Extra memory* is the most that lay in memory
-at any time beyond that of the bare run, in MB (10^6 bytes) and as a share of the weights. *Extra time* is the
-fastest step but the first, which warms up, less that of the bare run; the bare run stands in it twice, which shows the
-noise.
+at any time beyond that of the bare run, in MB (10^6 bytes) and as a share of the weights.
 
 Tensors of 1 MB or more get memory of their own (`MALLOC_MMAP_THRESHOLD_`), which goes back to the system when they are
 freed. With glibc's default, gradients below 32 MB come from the heap, where whatever small things lie between them keep
@@ -18,25 +16,19 @@ things.
 
 import argparse
 import json
-import logging
 import os
 import platform
 import subprocess
 import sys
-import tempfile
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from overhead import SameBatch
+from lightning.pytorch import LightningModule
+from overhead import fit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 
@@ -44,11 +36,10 @@ TOKENS = 64
 HEAD = 64
 """Width of one attention head; no net is narrower."""
 
-BARE, AGAIN = "bare", "bare again"
+BARE = "bare"
 
 WATCHING: dict[str, Callable[[], list[Any]]] = {
     BARE: list,
-    AGAIN: list,
     "HealthMonitor": lambda: [HealthMonitor()],
     "ActivationLogger": lambda: [ActivationLogger()],
     "GradientLogger": lambda: [GradientLogger()],
@@ -140,20 +131,6 @@ class Decoder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-2)
 
 
-class Times(Callback):
-    """Times the steps, from the start of a batch to the start of the next. It must stand first in the list."""
-
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.starts.append(time.perf_counter())
-
-    def fastest(self) -> float:
-        """The seconds of the fastest step but the first."""
-        return min(end - start for start, end in zip(self.starts[1:], self.starts[2:], strict=False))
-
-
 @dataclass(frozen=True)
 class Taken:
     """What one process found.
@@ -161,39 +138,21 @@ class Taken:
     Args:
         weights: how many the net has.
         peak: the most bytes that lay in memory at any time.
-        seconds: of a step.
     """
 
     weights: int
     peak: int
-    seconds: float
 
 
 def take(name: str, weights: float, steps: int) -> Taken:
     """Train the net in this process, watched as a row of the table says."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    warnings.filterwarnings("error", ".*is switched off from now on")  # what does not measure costs nothing
     torch.manual_seed(0)
-    size, times, callbacks = Size.of(weights), Times(), WATCHING[name]()
+    size, callbacks = Size.of(weights), WATCHING[name]()
     torch.set_default_dtype(torch.bfloat16)
     model = Decoder(size)
     torch.set_default_dtype(torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            max_steps=steps + 1,  # the start of the last one ends the one before
-            accelerator="cpu",
-            callbacks=[times, *callbacks],
-            log_every_n_steps=1,
-            logger=TensorBoardLogger(folder),
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-        )
-        tokens = torch.randint(size.words, (1, TOKENS + 1))
-        trainer.fit(model, DataLoader(SameBatch(tokens), batch_size=None))
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        return Taken(weights, peak_memory(), times.fastest())
+    fit(model, torch.randint(size.words, (1, TOKENS + 1)), 1 + steps, callbacks, log_every_n_steps=1)
+    return Taken(sum(parameter.numel() for parameter in model.parameters()), peak_memory())
 
 
 def peak_memory() -> int:
@@ -212,36 +171,26 @@ def take_elsewhere(name: str, weights: float, steps: int) -> Taken:
 
 def row(name: str, taken: Taken, bare: Taken) -> str:
     extra = taken.peak - bare.peak
-    cells = [
-        name if name == AGAIN else f"`{name}`",
-        f"{extra / 1e6:,.0f} MB",
-        f"{100 * extra / (2 * taken.weights):.1f} %",
-        f"{taken.seconds - bare.seconds:.3f} s",
-        f"{100 * (taken.seconds / bare.seconds - 1):.1f} %",
-    ]
-    return f"| {' | '.join(cells)} |"
+    return f"| `{name}` | {extra / 1e6:,.0f} MB | {100 * extra / (2 * taken.weights):.1f} % |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=float, default=1.2e9, help="about how many the net has; 2e5 or more")
-    parser.add_argument("--steps", type=int, default=3, help="whole steps, of which the first warms up")
+    parser.add_argument("--steps", type=int, default=3, help="steps after the first")
     parser.add_argument("--only", nargs="+", choices=[*WATCHING][1:], help="these rows alone")
     parser.add_argument("--take", choices=WATCHING, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if args.steps < 2:
-        parser.error(f"--steps {args.steps}: give 2 or more; the first warms up")
     if args.take:
         print(json.dumps(asdict(take(args.take, args.weights, args.steps))))
         return
 
     bare = take_elsewhere(BARE, args.weights, args.steps)
     print(
-        f"{bare.weights:,} weights in bfloat16, {TOKENS} tokens; torch {torch.__version__}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads. Bare: {bare.peak / 1e6:,.0f} MB at most, {bare.seconds:.2f} s a step.\n"
+        f"{bare.weights:,} weights in bfloat16, {TOKENS} tokens; torch {torch.__version__}, {platform.machine()}. "
+        f"Bare: {bare.peak / 1e6:,.0f} MB at most.\n"
     )
-    print("| watched by | extra memory | of the weights | extra time | of a step |")
-    print("|---|---|---|---|---|")
+    print("| watched by | extra memory | of the weights |\n|---|---|---|")
     for name in args.only or [*WATCHING][1:]:
         print(row(name, take_elsewhere(name, args.weights, args.steps), bare), flush=True)
 

@@ -18,15 +18,14 @@ import sys
 from dataclasses import asdict, dataclass
 
 import torch
-from overhead import BATCH, Classifier, Turns, quartiles, ratio, setting, take_turns
-from tools import CANNOT_RUN, TOOLS, Tool
+from overhead import BATCH, Classifier, Turns, ratio, setting, take_turns
+from tools import TOOLS, Tool
 
 HEADINGS = (
     "tool",
     "version",
     "what it measures",
     "step / bare step",
-    "by round: median, quartiles",
     "bare step",
 )
 
@@ -76,13 +75,11 @@ def version_of(tool: Tool) -> str:
 
 def row(name: str, result: Result) -> str:
     tool = TOOLS[name]
-    low, middle, high = quartiles(result.seconds, result.bare)
     cells = [
         name,
         version_of(tool),
         tool.measures,
         f"{ratio(result.seconds, result.bare):.2f}",
-        f"{middle:.2f} ({low:.2f} to {high:.2f})",
         f"{1e3 * statistics.median(result.bare):.0f} ms",
     ]
     return f"| {' | '.join(cells)} |"
@@ -108,8 +105,8 @@ def main() -> None:
             failed[name] = f"{version_of(TOOLS[name])}: {result}"
         else:
             print(row(name, result), flush=True)
-    print("\nNot compared:\n")
-    for name, why in (failed | CANNOT_RUN).items():
+    print("\nNot compared:\n" if failed else "")
+    for name, why in failed.items():
         print(f"- {name}: {why}")
 
 

@@ -11,12 +11,10 @@ run holds after more and more steps.
 
 import argparse
 import gc
-import logging
 import platform
 import statistics
 import time
 import tracemalloc
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +22,14 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from overhead import SameBatch, Turns, take_turns
+from overhead import NEVER, Turns, fit, take_turns
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.measure.statistics import DEFAULT, plan
 from hookboard.measure.table import Table
 from hookboard.model.sites import Site
 
-NEVER = 10**9
 CPU = torch.device("cpu")
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 
@@ -133,33 +129,18 @@ def cost_of_size(values: int, repeats: int) -> CostOfSize:
     )
 
 
-class Held(NamedTuple):
-    """Bytes that are held at a step."""
-
-    step: int
-    traced: int
-
-
-def growth(at: Sequence[int], every_n_steps: int) -> list[Held]:
-    """What a run of a tiny net holds at these steps, with all callbacks that log numbers."""
+def growth(at: Sequence[int], every_n_steps: int) -> list[tuple[int, int]]:
+    """These steps, and the bytes that a run of a tiny net then holds, with all callbacks that log numbers."""
     held = []
 
     def note(step: int) -> None:
         gc.collect()
-        held.append(Held(step, tracemalloc.get_traced_memory()[0]))
+        held.append((step, tracemalloc.get_traced_memory()[0]))
 
-    callbacks = [*watching(every_n_steps), ParameterLogger(every_n_steps=every_n_steps)]
-    trainer = Trainer(
-        max_steps=max(at) + 1,
-        accelerator="cpu",
-        callbacks=[At(at, note), *callbacks, HealthMonitor(every_n_steps=every_n_steps)],
-        logger=Nowhere(),
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    parameters, monitor = ParameterLogger(every_n_steps=every_n_steps), HealthMonitor(every_n_steps=every_n_steps)
+    callbacks = [At(at, note), *watching(every_n_steps), parameters, monitor]
     tracemalloc.start()
-    trainer.fit(Chain(2), DataLoader(SameBatch(torch.randn(4, 4)), batch_size=None))
+    fit(Chain(2), torch.randn(4, 4), max(at) + 1, callbacks, logger=Nowhere())
     tracemalloc.stop()
     return held
 
@@ -198,13 +179,10 @@ def note_ratio(axes: Any, x: float, y: float, ratio: float) -> None:
     axes.annotate(f"{ratio:.1f}x", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=8)
 
 
-def show_sites(counts: Sequence[int], most_seconds: float) -> list[CostOfSites]:
+def show_sites(counts: Sequence[int]) -> list[CostOfSites]:
     print("| layers | bare step | never due | due | due: per site |\n|---|---|---|---|---|")
-    rows, start = [], time.perf_counter()
+    rows = []
     for layers in counts:
-        if time.perf_counter() - start > most_seconds:
-            print(f"\nout of time before {layers} layers")
-            break
         row = cost_of_sites(layers)
         rows.append(row)
         per_site = 1e6 * (row.due - row.bare) / (2 * layers)
@@ -239,16 +217,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small ones alone, and no picture")
     args = parser.parse_args()
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads\n")
     if args.quick:
-        show_sites([10, 100], 10)
+        show_sites([10, 100])
         show_sizes([10**2, 10**4, 10**6])
         show_memory([100, 300], 10)
         return
-    sites = show_sites([10, 100, 1_000, 10_000], 120)
+    sites = show_sites([10, 100, 1_000, 10_000])
     sizes = show_sizes([10**power for power in range(2, 9)])
     draw(sites, sizes, PICTURE)
     show_memory([1_000, 2_000, 5_000, 10_000], 10)

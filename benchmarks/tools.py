@@ -266,13 +266,3 @@ TOOLS: dict[str, Tool] = {
         "mosaicml",
     ),
 }
-
-CANNOT_RUN = {
-    "lightning-bolts ModuleDataMonitor": "0.7.0 asks for pytorch-lightning below 2.0, and cannot be imported beside "
-    "2.x: `pytorch_lightning.utilities.apply_func` is gone",
-    "smdebug": "1.0.34 asks for protobuf 3.20, which today's TensorBoard does not take",
-    "torchtitan": "its tensor logging belongs to its own trainer, and needs edits to the model",
-    "NVIDIA LogTensorStats": "it logs layers of TransformerEngine alone, which need a GPU",
-    "msprobe": "it can be installed (mindstudio-probe); it is made for Ascend NPUs, and was not tried",
-}
-"""Tools that are known and cannot be compared here, and why; looked at in November 2026."""
