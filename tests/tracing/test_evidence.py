@@ -71,6 +71,21 @@ def test_the_targets_that_a_function_with_one_end_cannot_reach(last, side, is_ou
     assert (outside, count) == (is_outside(REAL, 0).sum(), 16)
 
 
+def test_the_targets_that_a_relu_cannot_reach():
+    evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
+    (least,) = numbers("outputs values of at least #, but the targets", evidence)
+    low, high, outside, count = numbers("are between # and #, so # of # cannot", evidence)
+    assert (least, [low, high]) == (0, ends(REAL.double()))
+    assert (outside, count) == ((REAL < 0).sum(), 16)
+
+
+def test_the_targets_above_the_most_that_a_logarithm_gives():
+    evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
+    (most,) = numbers("outputs values of at most #, but the targets", evidence)
+    outside, count = numbers(", so # of # cannot be reached", evidence)
+    assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
+
+
 def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
