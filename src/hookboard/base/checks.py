@@ -107,7 +107,7 @@ def chosen(option: str, value: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def check_differ(option: str, value: object, names: Sequence[str]) -> None:
-    """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names."""
+    """Check that no name occurs twice in `names`; the error quotes `value`, the argument that has the names."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{option}={quoted(value)}: {twice!r} is the name of two {option}; rename one.")

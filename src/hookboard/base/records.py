@@ -121,7 +121,7 @@ def health_record(strings: Sequence[bytes], has_values: bool = True) -> HealthRe
 
 
 def as_int64(number: Any) -> int:
-    """Convert a value by `int(given)`, whose errors it raises; an OverflowError beyond 64 bits, TensorBoard's limit."""
+    """Convert a value by `int`, whose errors it raises; an OverflowError beyond 64 bits, TensorBoard's limit."""
     return int(np.int64(int(number)))
 
 

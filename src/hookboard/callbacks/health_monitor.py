@@ -518,7 +518,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._do_later(state, judge_look)
 
     def _look_at_evaluation(self, loop: Loop, state: HealthState) -> None:
-        """Send what an evaluation loop has measured; once it has judge_look, have it judged with its loss."""
+        """Send what an evaluation loop has measured; once it has arrived, have it judged with its loss."""
         training, step, has_others = self._live.get("train"), loop.logged_step, state.has_others
         sent = self._send(loop, state, _joined([loop.evaluation_loss], loop.device))
 

@@ -218,9 +218,7 @@ class MeasurementState(StageState):
     before: WeightsBefore = field(default_factory=WeightsBefore)  # as they were before the optimizers step
     has_logged: bool = False  # anything in this stage
     loss_scale: LossScale | None = None  # None without a GradScaler, or if no gradient is measured
-    layer_record: LayerRecorder = field(
-        init=False
-    )  # makes the record of the layers for the tab; all stages of a callback share it
+    layer_record: LayerRecorder = field(init=False)  # of the layers, for the tab; all stages of a callback share it
 
     def begin_step(self) -> None:
         """Begin to measure."""

@@ -236,7 +236,7 @@ def attribute(
 
 
 def _cut_graph(layer: TargetLayer, activations: dict[TargetLayer, Tensor]) -> Hooks:
-    """Hook the layer so that the autograd graph is cut there; `held` gets its tensor, as a leaf."""
+    """Hook the layer so that the autograd graph is cut there; `activations` gets its tensor, as a leaf."""
     calls = itertools.count()
 
     def cut(value: Any) -> Any:

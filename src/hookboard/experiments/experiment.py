@@ -412,6 +412,8 @@ def check_up(setting: Setting, batch: Any, seconds: float) -> CheckupReport:
 def _optimizers_of(model: Any) -> list[Optimizer]:
     """Return the optimizers that `configure_optimizers` gives, in whichever form that Lightning accepts."""
     configured = model.configure_optimizers()
+    if isinstance(configured, dict):
+        configured = configured["optimizer"]
     if configured is None:
         return []
     if isinstance(configured, tuple) and len(configured) == 2 and isinstance(configured[0], list | tuple):

@@ -8,7 +8,7 @@ The path of a finding:
 3. The findings of one rule at one module are a `Case` (`rule.py`). It is seen, then a note, or an alarm if the loss
    shows harm or the finding is proof. `judge.py` begins with the table of its states.
 4. `causes.py` says which case explains which: one alarm for one fault, its effects are notes.
-5. What is left are `Verdict`s. `report.py` and `page.py` put them into words and charts.
+5. Each becomes a `Verdict`. `report.py` and `page.py` put them into words and charts.
 
 What is found outside of the looks, such as the first NaN, comes in by `Judge.add`. `rules/__init__.py` lists the
 families; CONTRIBUTING.md says how to add a rule.

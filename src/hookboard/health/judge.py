@@ -9,9 +9,9 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | seen | nothing | a look shows the finding |
 | forgotten | nothing | it was seen for less than a window, and a look does not show it |
 | note | a note | it was there at `window` looks in a row; at once: at one |
-| alarm | an alarm | as many findings in a row were alarms, whatever was missing between them; harm or proof |
+| alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
 | note again | a note, "previously an alarm" | neither harm nor proof is left, or as many findings in a row were notes |
-| missing | its last step, `until` | a look does not show it |
+| missing | its last step, `until` | a look does not show a note or an alarm |
 | over | the same | it was missing at `window` looks; while the loss is well, a note that is over is dropped |
 | waiting | a note that names a case | that case would explain it, but has not lasted yet; for a window at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
@@ -19,7 +19,7 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 What is stored of a case is whether it is seen, a note or an alarm (`Case.state`); the other states follow from its
 looks, from the loss, and from other cases. A finding that is an alarm from the start is never shown as a note first.
 
-There is harm while the loss shows it (`LossCurve.is_harmed`), and for a window after it has recovered: at the first
+There is harm while the loss shows it (`LossCurve.is_harmed`), and until it has recovered for a window: at the first
 looks nothing is known of it, and what is an alarm at once need not wait. A finding is proof if it is hard
 (`Finding.is_hard`) and still there, or was added by `Judge.add`; and, unless the loss is well (`LossCurve.is_well`), if
 one of its earlier alarms did not depend on the loss (`Case.is_proven`).
@@ -61,7 +61,7 @@ class Judge:
         self._closed: dict[Key, Case] = {}
         self.verdicts: tuple[Verdict, ...] = ()  # worst first
         self._alarmed: set[Key] = set()  # what has been an alarm
-        self._looks_recovered = 0  # looks in a row at which the loss had recovered from its harm
+        self._looks_recovered = 0  # looks at which the loss had recovered, since it last showed harm
         self._last_full: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
 

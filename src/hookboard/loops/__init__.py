@@ -6,12 +6,13 @@ or what `TransformersCallback` calls for the Trainer of Hugging Face. Both tell 
 
 What happens in a batch:
 
-1. `Loop.begin_batch` asks each callback whether the batch is due (`_wants`). Those for which it is join
-   `Loop.in_batch`; nobody else hears of the batch.
+1. `Loop.begin_batch` asks each callback whether the batch is due (`_wants`). Those for which it is, and those that see
+   every step, join `Loop.in_batch`; nobody else hears of the batch.
 2. They put up or switch on their hooks (`_begin_batch`), and hear of each backward pass and of each optimizer's step.
-3. `Loop.end_batch` first has all callbacks read what earlier steps have measured (`finish`). Then it ends the batch:
-   hooks are taken off or switched off, and what was measured is sent (`_end_batch`, `_do_later`).
+3. In training, `Loop.end_batch` first has all callbacks read what earlier steps have measured (`finish`). Then it ends
+   the batch: hooks that only measure are taken off or switched off, and what was measured is sent (`_end_batch`,
+   `_do_later`).
 
-`callback.py` begins with all events of a run. Every call but `start` and `end_run`, which guard themselves, goes
-through `HookboardCallback.call_safely`: an error ends the callback, not the training.
+`callback.py` begins with all events of a run. Events go through `HookboardCallback.call_safely`: an error ends the
+callback, not the training, unless the callback changes what is trained (`may_stop_the_run`).
 """

@@ -132,8 +132,12 @@ class BareLoop(Loop):
             until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
         else:
+            # A function of its own: a copy of the optimizer shares it, while a bound method would copy the loop too.
+            def hear_step(optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+                return self._hear_step(optimizer, args, kwargs)
+
             for optimizer in self.optimizers:
-                until_end.callback(optimizer.register_step_pre_hook(self._hear_step).remove)
+                until_end.callback(optimizer.register_step_pre_hook(hear_step).remove)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
     def _before_step(self, optimizer: Optimizer) -> None:

@@ -8,8 +8,8 @@ A due step:
    (`on_gpu.py`), or where no kernel reads the tensor, torch (`by_torch.py`).
 3. `Table.send` starts the copy of the slab to the host. Nothing waits: it returns a function that does.
 4. That function merges the rows with those of other ranks, computes the statistics (`statistics.py`), and returns the
-   `Readings` (`row.py`), whose columns loggers write and rules judge. On a CPU with one process it is called at once,
-   else at the end of the next batch.
+   `Readings` (`row.py`), whose columns loggers write and rules judge. It is called at once where nothing must be waited
+   for; where rows are merged over ranks or lie on another device, at the end of the next batch.
 
 To add a statistic, add a line to `FORMULAS` in `statistics.py`.
 """

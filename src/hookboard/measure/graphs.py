@@ -108,8 +108,8 @@ class GraphEnd:
             return None
         shown: list[list[Tensor]] = []  # each tensor with its copy
         for path, tensor in tensors:
-            # What was `given` to the module stays itself where the module returns it.
-            # `tensor in given` would compare the elements.
+            # What was `inputs` to the module stays itself where the module returns it.
+            # `tensor in inputs` would compare the elements.
             if not (tensor.requires_grad and _is_taken(tensor)) or any(other is tensor for other in inputs):
                 continue
             known = [pair for pair in shown if pair[0] is tensor]

@@ -172,7 +172,7 @@ def _heard(real: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(real)
     def backward(tensors: Any, *args: Any, **named: Any) -> None:
         run: Callable[[], None] = functools.partial(real, tensors, *args, **named)
-        listeners = [tensor for thread, tensor in _listeners if thread == threading.get_ident()]
+        listeners = [listener for thread, listener in _listeners if thread == threading.get_ident()]
         # Activation checkpointing calls `backward` again inside that of the loss.
         if not listeners or vars(_in_backward):
             return run()

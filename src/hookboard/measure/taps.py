@@ -192,7 +192,7 @@ class _ModuleTap:
             self._shielded(self._show_from_graph, role, path, tensor)
 
     def _guarded(self, show: Callable[..., object], *arguments: Any) -> None:
-        """Call `show(*given)`, but not in own calls; an error gives a warning, and nothing is shown from then on."""
+        """Call `show(*arguments)`, but not in own calls; an error gives a warning, and ends the showing."""
         if self._is_off or own_calls:
             return
         try:

@@ -201,9 +201,8 @@ def _is_meant(op: Op, count: int) -> bool:
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
     is_one = math.prod(result.shape) == count or (len(first) == 3 and 1 in first[:2])  # one list, or one sequence
-    is_whole = any(not layouts_of(one, count) for one in from_batch) or number < first.count(
-        count
-    )  # of the whole batch
+    # Of the whole batch.
+    is_whole = any(not layouts_of(one, count) for one in from_batch) or number < first.count(count)
     is_pairs = number > max(1, first.count(count)) or result.shape == (count,) * 2
     is_target = any(one.path is not None for one in others)
     return len(set(from_batch)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one

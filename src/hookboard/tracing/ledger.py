@@ -40,9 +40,9 @@ def kind_of(term: Value) -> object:
         if op in seen:
             continue
         seen.add(op)
-        own = {value_in.parameter for value_in in op.inputs if value_in.parameter is not None}
+        own = {argument.parameter for argument in op.inputs if argument.parameter is not None}
         names |= own
-        waiting += [] if own else [value_in.op for value_in in op.inputs if value_in.op is not None]
+        waiting += [] if own else [argument.op for argument in op.inputs if argument.op is not None]
     return term.op.name, term.op.place, term.requires_grad, frozenset(names)
 
 
