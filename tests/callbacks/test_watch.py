@@ -1,6 +1,7 @@
 """`watch`: callbacks in a loop without a Trainer see, log and say what they do in a Trainer."""
 
 import contextlib
+import copy
 import functools
 import threading
 
@@ -450,3 +451,18 @@ def test_a_backward_pass_of_several_scaled_losses_is_unscaled(tmp_path):
         scaler.update()
     *_, last = logger.readings
     assert last.statistics["abs_max"] == pytest.approx(arrived[0].abs().max().item() / 1024.0)
+
+
+class CopiesItsHooks(torch.optim.SGD):
+    """An optimizer whose copies keep what torch leaves out of them."""
+
+    def __getstate__(self):
+        return vars(self)
+
+
+def test_a_copy_of_an_optimizer_with_its_hooks_copies_nothing_of_the_loop(tmp_path):
+    model = Plain(mlp())
+    optimizer = CopiesItsHooks(model.parameters(), lr=0.01)
+    with watched(tmp_path, model, ActivationLogger(), optimizer=optimizer):
+        copied = copy.deepcopy(optimizer)
+    assert [*copied._optimizer_step_pre_hooks.values()] != []
