@@ -14,6 +14,20 @@ from torch.nn import functional as F  # noqa: N812  # the usual name
 from torch.optim import SGD, Adam
 
 
+def labelled(shift: float) -> Pair:
+    """Columns of two classes, the first of them shifted as in another domain, and their labels."""
+    labels = torch.randint(2, (128,))
+    columns = torch.randn(128, 10)
+    columns[:, 0] = 3.0 * labels - 1.5 + torch.randn(128) / 2 + shift
+    columns[:, 1] = 2.0 * labels - 1.0 + torch.randn(128) / 2
+    return columns, labels
+
+
+def two_domains() -> tuple[Tensor, Tensor, Tensor]:
+    """Columns and labels of the source, and columns of the target."""
+    return *labelled(0.0), labelled(4.0)[0]
+
+
 def real_or_not(scores: Tensor, is_real: bool) -> Tensor:
     return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(is_real)))
 
@@ -41,15 +55,8 @@ class PlainNumber(Learner):
         model = [*self.encoder.parameters(), *self.classifier.parameters()]
         return Adam(model, self.rate), Adam(self.discriminator.parameters(), self.rate)
 
-    def labelled(self, shift: float) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(2, (128,))
-        columns = torch.randn(128, 10)
-        columns[:, 0] = 3.0 * labels - 1.5 + torch.randn(128) / 2 + shift
-        columns[:, 1] = 2.0 * labels - 1.0 + torch.randn(128) / 2
-        return columns, labels
-
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.labelled(0.0), self.labelled(4.0)[0]
+        return two_domains()
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> None:
         source, labels, target = batch
@@ -65,7 +72,7 @@ class PlainNumber(Learner):
 
     def score(self) -> float:
         """The share of right classes in the target domain."""
-        columns, labels = map(torch.cat, zip(*[self.labelled(4.0) for _ in range(8)], strict=True))
+        columns, labels = map(torch.cat, zip(*[labelled(4.0) for _ in range(8)], strict=True))
         return accuracy(self.classifier(self.encoder(columns)), labels)
 
 
@@ -289,15 +296,8 @@ class ReversedTwice(Learner):
         self.gamma = 10 if fixed else -10  # fault
         self.encoder, self.classifier, self.domain = mlp(10, 32, 8), nn.Linear(8, 2), mlp(8, 32, 2)
 
-    def labelled(self, shift: float) -> Pair:
-        labels = torch.randint(2, (128,))
-        columns = torch.randn(128, 10)
-        columns[:, 0] = 3.0 * labels - 1.5 + torch.randn(128) / 2 + shift
-        columns[:, 1] = 2.0 * labels - 1.0 + torch.randn(128) / 2
-        return columns, labels
-
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        return *self.labelled(0.0), self.labelled(4.0)[0]
+        return two_domains()
 
     def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
         source, labels, target = batch
@@ -310,7 +310,7 @@ class ReversedTwice(Learner):
 
     def score(self) -> float:
         """The share of right classes in the other domain."""
-        columns, labels = map(torch.cat, zip(*[self.labelled(4.0) for _ in range(8)], strict=True))
+        columns, labels = map(torch.cat, zip(*[labelled(4.0) for _ in range(8)], strict=True))
         return accuracy(self.classifier(self.encoder(columns)), labels)
 
 

@@ -45,11 +45,7 @@ def check_whole(option: str, value: Any, least: int | None = 1, of: str = "", ot
 
 
 def check_number(
-    option: str,
-    value: Any,
-    valid: str = "a number",
-    is_valid: Valid = lambda number: True,
-    otherwise: str | None = None,
+    option: str, value: Any, valid: str = "a number", is_valid: Valid = lambda _: True, otherwise: str | None = None
 ) -> None:
     """Check that an argument is a valid number, or None if `otherwise` is given; `is_valid` is called with NaN too."""
     check(option, value, lambda number: is_number(number) and is_valid(number), valid, otherwise)
@@ -115,13 +111,7 @@ def check_differ(option: str, value: object, names: Sequence[str]) -> None:
 
 def check_list(option: str, value: Any, is_valid: Valid, valid: str, otherwise: str | None = None) -> None:
     """Check a list, or another sequence, with at least one element, each of which is valid."""
-    check(
-        option,
-        value,
-        lambda values: is_list(values) and len(values) > 0 and all(map(is_valid, values)),
-        valid,
-        otherwise,
-    )
+    check(option, value, lambda seq: is_list(seq) and len(seq) > 0 and all(map(is_valid, seq)), valid, otherwise)
 
 
 def is_list(value: object) -> bool:

@@ -43,10 +43,8 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list
     board = Board(Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), ""))
     names = [run["name"] for run in board.runs()["runs"]]
     if not names:
-        listed_folders = " and ".join(repr(os.fspath(folder)) for folder in folders)
-        raise ValueError(
-            f"no event file in {listed_folders} has hookboard data (TensorBoardLogger writes event files)."
-        )
+        listing = " and ".join(repr(os.fspath(folder)) for folder in folders)
+        raise ValueError(f"no event file in {listing} has hookboard data (TensorBoardLogger writes event files).")
     return board, names
 
 

@@ -11,13 +11,13 @@ that are `is_lasting`, and what is found outside of the looks (`Judge.add`).
 | note | a note | it was there at `window` looks in a row; at once: at one |
 | alarm | an alarm | as many of its latest findings in a row were alarms, and there is harm or proof |
 | note again | a note, "previously an alarm" | neither harm nor proof is left, or as many findings in a row were notes |
-| missing | its last step, `until` | a look does not show a note or an alarm |
+| missing | its last step, `until` | a look does not show what was a note or an alarm |
 | over | the same | it was missing at `window` looks; while the loss is well, a note that is over is dropped |
 | waiting | a note that names a case | that case would explain it, but has not lasted yet; for a window at most |
 | effect | a note that names its cause | another case explains it, see `causes.py` |
 
 What is stored of a case is whether it is seen, a note or an alarm (`Case.state`); the other states follow from its
-looks, from the loss, and from other cases. A finding that is an alarm from the start is never shown as a note first.
+looks, from the loss, and from other cases.
 
 There is harm while the loss shows it (`LossCurve.is_harmed`), and until it has recovered for a window: at the first
 looks nothing is known of it, and what is an alarm at once need not wait. A finding is proof if it is hard

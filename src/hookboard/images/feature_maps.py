@@ -97,7 +97,7 @@ def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
 def dense(tensor: Tensor) -> Tensor:
     """Return a sparse or quantized tensor as a plain one, any other unchanged; ValueError if it cannot be read."""
     kinds = {"nested": tensor.is_nested, "meta": tensor.is_meta, "masked": isinstance(tensor, MaskedTensor)}
-    kind = next((kind for kind, is_this_kind in kinds.items() if is_this_kind), None)
+    kind = next((kind for kind, applies in kinds.items() if applies), None)
     if kind is not None:
         raise ValueError(f"a {kind} tensor cannot be drawn")
     if tensor.is_quantized:

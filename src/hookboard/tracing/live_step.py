@@ -276,7 +276,7 @@ class LiveStep:
         self.programs.append(reader.step.program_of(loss))
         self.adapters = adapters_of(reader.step)
         known = {outsider.number for outsider in self._outside if not outsider.is_gone()}
-        self._outside += outsiders(reader.step, [outsider for outsider in reader.outside if id(outsider) not in known])
+        self._outside += outsiders(reader.step, [weight for weight in reader.outside if id(weight) not in known])
         reader.outside.clear()  # the step may have made them for itself
         done.graph.let_go()
         reader.step.let_go()  # nothing of ours outlives the backward pass

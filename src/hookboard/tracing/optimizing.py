@@ -258,7 +258,7 @@ class StaleGradients:
             left = self._left.get(key)
             if left is None:
                 left = _sampled(optimizer) if self._steps[key] else []
-            self._left[key] = [gradient for gradient in left if gradient.is_whole]
+            self._left[key] = [leftover for leftover in left if leftover.is_whole]
 
     def after_backward(self) -> None:
         """Note which of the sampled gradients the backward pass has added to."""

@@ -266,7 +266,7 @@ def _why_at_rest(run: Run) -> tuple[str, str] | None:
         return "none of them requires a gradient", "set requires_grad to True"
     if not stepped:
         return "no optimizer steps them", "check that step() is still called"
-    rate = max(weight.rate for weight in stepped.values())
+    rate = max(each.rate for each in stepped.values())
     if rate <= STOPPED_RATE * max(peaks.values()):
         return f"the learning rate is {rate:.2g}", "check how many steps the schedule is given"
     if not any(has_gradient(run.now, name) for name in stepped):
